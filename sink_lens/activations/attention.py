@@ -7,9 +7,8 @@ model's own and gives the same output.
 
 Two kernels give a log-sum-exp: ``fused`` (the flash kernel on CPU, the memory-efficient one on CUDA), and
 ``eager``, which goes over blocks of query rows and is exact for every family, soft-capped scores included.
-A learned sink logit needs no other kernel: it enters the log-sum-exp, and scales the output. Sigmoid attention has
-no log-sum-exp: its weights are ``sigmoid(s q_i.k_j)``, a key's mass is its weight over the sum of the row, and only
-the eager kernel does it.
+A learned sink logit enters the log-sum-exp, and scales the output. Sigmoid attention has no log-sum-exp: its weights
+are ``sigmoid(s q_i.k_j)``, a key's mass is its weight over the sum of the row, and only the eager kernel does it.
 """
 
 import contextlib
@@ -51,6 +50,7 @@ scale in the query), ``scores`` and ``pattern`` "batch head query key" (the whol
 
 _NAME = "sink_lens"
 _BLOCK = 128
+_INSTEAD = "kernel='eager', which processes blocks of rows"
 
 Kernel = Literal["fused", "eager"]
 Put = Callable[[int, str, Tensor], None]
@@ -64,11 +64,11 @@ class Watch:
     names: Callable[[int], frozenset[str]]
     """Layer -> the names of ``OBSERVED`` to read in it."""
     keys: tuple[int, ...]
-    """Key positions whose columns are read."""
+    """Positions of ``mass`` and ``key_scores``."""
     rows: Int[Tensor, " row"] | None
-    """Query positions whose rows are read."""
+    """Positions of ``rows``."""
     put: Put
-    """Function that receives layer, name and tensor."""
+    """Receives layer, name and tensor."""
     own: AttentionFunction | None = None
     """The model's own attention function, which is then called, and whose pattern is read."""
 
@@ -96,9 +96,7 @@ def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice =
     elif asked != "eager":
         return "fused"
     if asked == "fused":
-        raise KernelError(
-            f"{reason}; need an exact kernel with a log-sum-exp. Use kernel='eager', which processes blocks of rows"
-        )
+        raise KernelError(f"{reason}; need an exact kernel with a log-sum-exp. Use {_INSTEAD}")
     return "eager"
 
 
@@ -129,7 +127,7 @@ def _observed_attention(
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[Float[Tensor, "batch query head d_value"], None]:
-    """Compute attention in place of transformers' own function, and pass the observed quantities to the ``Watch``."""
+    """Compute attention in place of transformers' own function; the ``Watch`` gets the observed quantities."""
     watch = _WATCH.get()
     assert watch is not None, "the observed attention function runs inside observe_attention() only"
     if watch.own is not None:
@@ -145,7 +143,6 @@ def _observed_attention(
     score = AttentionScores(
         query=query, key=key, mask=mask, scale=scale, softcap=given.get("softcap")
     )
-    lse: Tensor | None
     total = None
     if given.get("weighting") == "sigmoid":
         (output, total), lse = _attention_by_rows(score, value, sigmoid=True), None
@@ -185,23 +182,22 @@ def _own_attention(
     pattern = own_pattern(attend, value, output) if names & {"mass", "rows", "pattern"} else None
     if "scores" in names or (names & {"mass", "rows", "pattern"} and pattern is None):
         raise no_pattern_error(own)
-    added = (
-        _additive_mask(mask, query.dtype) if isinstance(mask, Tensor) and mask.dim() == 4 else None
-    )
+    added = None
+    if isinstance(mask, Tensor) and mask.dim() == 4:
+        added = _additive_mask(mask, query.dtype)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     score = AttentionScores(
         query=query, key=key, mask=added, scale=scale, softcap=given.get("softcap")
     )
     for name in names:
-        if pattern is not None and name in ("mass", "rows", "pattern"):
-            index = {
-                "mass": (..., list(watch.keys)),
-                "rows": (..., watch.rows, slice(None)),
-                "pattern": (...,),
-            }[name]
-            watch.put(layer, name, pattern[index].float())
-        else:
+        if pattern is None or name not in ("mass", "rows", "pattern"):
             watch.put(layer, name, _observed_quantity(name, score, None, None, watch))
+            continue
+        if name == "mass":
+            found = pattern[..., list(watch.keys)]
+        else:
+            found = pattern[..., watch.rows, :] if name == "rows" else pattern
+        watch.put(layer, name, found.float())
     return output, None
 
 
@@ -218,9 +214,8 @@ def _observed_quantity(
         case "rows":
             assert watch.rows is not None
             rows = watch.rows.to(score.query.device)
-            return _attention_weights(
-                score.query_rows(rows), None if lse is None else lse[:, :, rows]
-            )
+            of_rows = None if lse is None else lse[:, :, rows]
+            return _attention_weights(score.query_rows(rows), of_rows)
         case "rotated_q":
             return score.query * score.scale
         case "rotated_k":
@@ -236,11 +231,9 @@ def _observed_quantity(
 def _attention_weights(
     scores: Float[Tensor, "batch head query key"], lse: Float[Tensor, "batch head query"] | None
 ) -> Float[Tensor, "batch head query key"]:
-    return (
-        weights_from_scores(scores, sigmoid=True)
-        if lse is None
-        else (scores - lse[..., None]).exp()
-    )
+    if lse is None:
+        return weights_from_scores(scores, sigmoid=True)
+    return (scores - lse[..., None]).exp()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -255,7 +248,7 @@ class AttentionScores:
     softcap: float | None
 
     def key_columns(self, keys: tuple[int, ...]) -> Float[Tensor, "batch head query key"]:
-        """Compute every query's scores for the keys at positions ``keys``; masked scores are -inf."""
+        """Compute every query's scores for the keys at positions ``keys``; masked ones are -inf."""
         index = torch.tensor(keys, device=self.key.device)
         scores = self.unmasked_scores(self.query, self.key[:, :, index])
         if self.mask is not None:
@@ -264,25 +257,19 @@ class AttentionScores:
         return scores.masked_fill_(queries[:, None] < index, -math.inf)
 
     def query_rows(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
-        """Compute the scores of the queries at positions ``rows`` for every key; masked scores are -inf."""
+        """Compute the scores of the queries at positions ``rows`` for every key; masked ones are -inf."""
         scores = self.unmasked_scores(self.query[:, :, rows], self.key)
         if self.mask is not None:
-            scores.add_(self.mask[:, :, rows].float())
-        else:
-            scores.masked_fill_(
-                rows[:, None] < torch.arange(self.key.shape[2], device=rows.device), -math.inf
-            )
-        return scores
+            return scores.add_(self.mask[:, :, rows].float())
+        keys = torch.arange(self.key.shape[2], device=rows.device)
+        return scores.masked_fill_(rows[:, None] < keys, -math.inf)
 
     def unmasked_scores(self, query: Tensor, key: Tensor) -> Tensor:
         """Compute scores of queries for keys before any mask, with the model's scale and soft cap."""
-        grouped = query.float().unflatten(
-            1, (key.shape[1], -1)
-        )  # group query heads by the kv head that they share
-        scores = (
-            (grouped @ key.float().transpose(-1, -2)[:, :, None]).mul_(self.scale).flatten(1, 2)
-        )
-        return softcap_scores(scores, self.softcap)
+        # group query heads by the kv head that they share
+        grouped = query.float().unflatten(1, (key.shape[1], -1))
+        scores = (grouped @ key.float().transpose(-1, -2)[:, :, None]).mul_(self.scale)
+        return softcap_scores(scores.flatten(1, 2), self.softcap)
 
 
 def _attention_by_rows(
@@ -299,9 +286,8 @@ def _attention_by_rows(
         weights = _attention_weights(block, lse)
         pattern = weights.unflatten(1, (value.shape[1], -1))
         outputs.append((pattern @ value.float()[:, :, None]).flatten(1, 2).to(value.dtype))
-        sums.append(
-            weights.sum(-1).clamp(min=torch.finfo(weights.dtype).tiny) if lse is None else lse
-        )
+        tiny = torch.finfo(weights.dtype).tiny
+        sums.append(weights.sum(-1).clamp(min=tiny) if lse is None else lse)
     return torch.cat(outputs, dim=2), torch.cat(sums, dim=2)
 
 
@@ -329,10 +315,8 @@ def _fused_attention(
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
     """Compute the output and each row's log-sum-exp with the fused kernel; without a ``mask`` it is causal."""
     groups, d_value = query.shape[1] // key.shape[1], value.shape[-1]
-    widest = max(query.shape[-1], d_value)
-    if (
-        query.shape[-1] != d_value
-    ):  # latent attention: the kernels take one width, and zeros change no product
+    if query.shape[-1] != d_value:  # latent attention; the kernels take one width
+        widest = max(query.shape[-1], d_value)
         query, key, value = (
             nn.functional.pad(one, (0, widest - one.shape[-1])) for one in (query, key, value)
         )
@@ -341,15 +325,14 @@ def _fused_attention(
     if query.device.type == "cpu":
         output, lse = fused_attention_on_cpu(query, key, value, mask=mask, scale=scale)
         return output[..., :d_value], lse
-    bias = (
-        None if mask is None else _align_rows(mask).expand(query.shape[0], query.shape[1], -1, -1)
-    )
+    bias = None
+    if mask is not None:
+        bias = _align_rows(mask).expand(query.shape[0], query.shape[1], -1, -1)
     output, lse, *_ = fused_attention_on_gpu(
         query, key, value, bias=bias, causal=mask is None, scale=scale
     )
-    return output[..., :d_value], lse[
-        ..., : query.shape[2]
-    ]  # the kernel pads the rows of its log-sum-exp
+    # the kernel pads the rows of its log-sum-exp
+    return output[..., :d_value], lse[..., : query.shape[2]]
 
 
 def _align_rows(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#batch 1 query key"]:
@@ -360,7 +343,7 @@ def _align_rows(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#ba
 
 @functools.cache
 def _check_fused_kernel(device: str, dtype: torch.dtype, d_head: int) -> None:
-    """Refuse a fused kernel that differs from explicit attention; they are compared once per device, type and width."""
+    """Refuse a fused kernel that differs from explicit attention; once per device, type and width."""
     generator = torch.Generator().manual_seed(0)
     query, key, value = (
         torch.randn(1, heads, 19, d_head, generator=generator).to(device, dtype)
@@ -377,14 +360,14 @@ def _check_fused_kernel(device: str, dtype: torch.dtype, d_head: int) -> None:
         except RuntimeError as error:
             raise KernelError(
                 f"the fused kernel on {device} does not take {dtype} with heads of {d_head} "
-                f"({first_line_of_error(error)}); use kernel='eager', which processes blocks of rows"
+                f"({first_line_of_error(error)}); use {_INSTEAD}"
             ) from error
         errors = [(a.float() - b.float()).abs().max() for a, b in zip(fused, explicit, strict=True)]
         off = torch.stack(errors).max().item()  # nan if there is one
         if not off <= (1e-5 if dtype in (torch.float32, torch.float64) else 5e-2):
             raise KernelError(
                 f"the fused kernel on {device} in {dtype} with heads of {d_head} is off by {off:.1e}; "
-                "need a correct kernel. Use kernel='eager', which processes blocks of rows"
+                f"need a correct kernel. Use {_INSTEAD}"
             )
 
 

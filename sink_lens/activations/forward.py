@@ -128,9 +128,8 @@ def pieces_by_length(
         alike = (kinds == kind).nonzero().flatten()
         width = int(lengths[alike].max())
         for where in alike.split(sequences_per_forward(batch_size, width)):
-            longest = max(
-                int(lengths[where].max()), min(2, batch.n_positions)
-            )  # no row fits a single token
+            # no row fits a single token
+            longest = max(int(lengths[where].max()), min(2, batch.n_positions))
             yield where, batch[where].cut(longest)
 
 
@@ -200,10 +199,9 @@ def forward(
 def bridge_forward(
     lens: LensModel, part: TokenBatch, *, wanted: Mapping[int, frozenset[str]], put: Put
 ) -> None:
-    """Run the sequences ``part`` on the bridge with its own attention, and pass each site that is read to ``put``.
+    """Run the sequences on the bridge with its own attention, and pass each site of ``wanted`` to ``put``.
 
-    ``wanted`` is layer -> sites to read; ``put`` is called with layer, site and tensor. The logits of one position are
-    computed, or none if the pass can end before.
+    The logits of one position are computed, or none if the pass can end before.
     """
     hooks: list[Any] = [
         _site_hook(lens, layer, name, put=put)
@@ -212,9 +210,8 @@ def bridge_forward(
     ]
     end = 1 + max(wanted, default=0)
     ends: dict[str, Any] = {"stop_at_layer": end} if end < lens.n_layers else {}
-    if (
-        not ends and not lens.family.shared_keys
-    ):  # Gemma 4 computes its last layers at the kept positions alone
+    # Gemma 4 computes its last layers at the kept positions alone
+    if not ends and not lens.family.shared_keys:
         ends = {"logits_to_keep": 1}
     with prepare_pass(lens), torch.no_grad():
         lens.bridge.run_with_hooks(
@@ -223,7 +220,6 @@ def bridge_forward(
 
 
 def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> SiteError:
-    """Make the error for sites whose hook point did not fire in a pass through their layer."""
     return SiteError(
         f"the hook point of {', '.join(sorted(names))} did not fire in layer {layer} of {lens.name}, so that nothing "
         "was read there; need a site that this model's forward goes through"
@@ -233,9 +229,8 @@ def never_fired_error(names: Iterable[str], *, layer: int, lens: LensModel) -> S
 def _site_hook(
     lens: LensModel, layer: int, name: str, *, put: Put
 ) -> tuple[str, Callable[..., None]]:
-    return bridge_hook_name(SITES[name], family=lens.family, layer=layer), lambda x, hook: put(
-        layer, name, x
-    )
+    point = bridge_hook_name(SITES[name], family=lens.family, layer=layer)
+    return point, lambda x, hook: put(layer, name, x)
 
 
 @contextlib.contextmanager
@@ -243,18 +238,15 @@ def _read_plain_site(
     lens: LensModel, layer: int, name: str, *, part: TokenBatch, put: Put
 ) -> Iterator[None]:
     site = SITES[name]
-    family = lens.family_of_layer(layer) if SITES[name].per_layer else lens.family
+    family = lens.family_of_layer(layer) if site.per_layer else lens.family
     address = site.address(family)
     assert address is not None  # site_of has refused sites that the family lacks
     module = (lens.layer(layer) if site.per_layer else lens.plain).get_submodule(address.module)
     sizes = lens.head_sizes(layer if site.per_layer else 0)
 
     def take(tensor: Tensor) -> None:
-        put(
-            layer,
-            name,
-            read_site(tensor, address=address, family=family, batch=part.n_sequences, **sizes),
-        )
+        found = read_site(tensor, address=address, family=family, batch=part.n_sequences, **sizes)
+        put(layer, name, found)
 
     def after(module: nn.Module, args: Any, output: Any) -> None:
         take(output[0] if isinstance(output, tuple) else output)

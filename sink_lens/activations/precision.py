@@ -22,7 +22,6 @@ from ..models.lens import LensModel
 from ..models.running import prepare_pass
 
 HALF = (torch.bfloat16, torch.float16)
-"""The types that are asked about."""
 USELESS = 0.1
 """Deviation of the sink token's logits from which a trace and a card warn: a tenth of their spread."""
 _SEQUENCES, _LENGTH = 4, 64
@@ -51,7 +50,7 @@ class Rounding:
         return not self.at_position < USELESS
 
     def sentence(self) -> str:
-        """Say in a sentence how far the logits are from float32, why, and what to do."""
+        """Say how far the logits are from float32, why, and what to do."""
         if math.isfinite(self.at_position):
             found = f"are off by {self.at_position:.0%} of their spread ({self.elsewhere:.1%} at other positions)"
         else:
@@ -71,8 +70,8 @@ class Rounding:
 def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Rounding | None:
     """Compare a 16-bit model with the same weights in float32 at a position; warn if the difference matters.
 
-    At most 4 sequences are read, of each the first 64 tokens, or more if the position is later. Returns None if the
-    model's type is not a 16-bit one, if its weights do not fit into memory, or if no sequence has the position.
+    At most 4 sequences are read, of each the first 64 tokens, or more if the position is later. None if the model's
+    type is not a 16-bit one, if its weights do not fit into memory, or if no sequence has the position.
     """
     if lens.dtype not in HALF or lens.offloaded:
         return None
@@ -87,6 +86,9 @@ def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Ro
     here[:, position] = True
     value, dimension = map(float, largest[has, position].mean(dim=0).max(dim=-1))
     kind = torch.finfo(lens.dtype)
+    spacing = math.inf
+    if value <= kind.max:
+        spacing = kind.eps * 2.0 ** math.floor(math.log2(max(value, kind.tiny)))
     found = Rounding(
         dtype=str(lens.dtype).removeprefix("torch."),
         position=position,
@@ -94,9 +96,7 @@ def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Ro
         elsewhere=float(median_where(off.flatten(), where=(~here & part.valid).flatten())),
         dimension=int(dimension),
         value=value,
-        spacing=kind.eps * 2.0 ** math.floor(math.log2(max(value, kind.tiny)))
-        if value <= kind.max
-        else math.inf,
+        spacing=spacing,
     )
     if found.spoils_logits:
         warnings.warn(found.sentence(), stacklevel=2)

@@ -1,12 +1,12 @@
 """``capture`` keeps tensors; ``stream`` keeps only numbers computed from them.
 
 Both read the bridge's blocks at their hook points (``activations.forward``); ``activations.attention`` reads what has
-no hook point. ``stream`` passes a layer's tensors to the readings and then drops them.
+no hook point.
 """
 
 from collections.abc import Mapping, Sequence
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 import psutil
 import torch
@@ -58,15 +58,15 @@ def stream(
 ) -> Streamed:
     """Compute readings of every layer, over any number of sequences, in bounded memory.
 
-    This takes one pass of the bridge's blocks, without the unembedding, up to the last layer that a reading needs. No
-    tensor of size layers x tokens x width is kept. During the pass the observed attention function replaces the
-    bridge's own, and dropout is off. Hooks that the caller put on the bridge act; those at the scores or the pattern
-    are refused, since this pass makes neither.
+    This takes one pass of the bridge's blocks, without the unembedding, up to the last layer that a reading needs; a
+    layer's tensors are dropped when they were read. The observed attention function replaces the bridge's own, and
+    dropout is off. Hooks that the caller put on the bridge act; those at the scores or the pattern are refused, since
+    this pass makes neither.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
-        tokens: the sequences, or texts; a plain tensor has no padding. A reading sees a text a row, from position 0
-            on and padded on the right, however they were given, and its results lie so.
+        tokens: the sequences, or texts; a plain tensor has no padding. However they were given, a reading sees a text
+            a row, from position 0 on and padded on the right, and its results lie so.
         readings: the readings to compute; their names must differ.
         keys: key positions for ``mass`` and ``key_scores``, from each text's first token on.
         rows: query positions for ``rows``.
@@ -123,11 +123,9 @@ def stream_batch(
         )
     if needed & {"mass", "key_scores"} and not keys:
         raise InputError("a reading needs the columns of keys and no key was given; pass keys=(0,)")
-    chosen = (
-        None
-        if needed.isdisjoint(OBSERVED)
-        else choose_kernel(lens.family, device=lens.device, asked=kernel)
-    )
+    chosen = None
+    if not needed.isdisjoint(OBSERVED):
+        chosen = choose_kernel(lens.family, device=lens.device, asked=kernel)
     found: dict[str, dict[int, list[Tensor]]] = {reading.name: {} for reading in readings}
     numbers = range(batch.n_sequences) if sequences is None else sequences
     with tqdm(
@@ -209,10 +207,8 @@ def capture(
         progress=progress,
     )
     for (site, layer), tensor in found.tensors.items():
-        axes = [
-            one if positions is None or one != "position" else "asked"
-            for one in SITES[site].axis_names
-        ]
+        asked = "position" if positions is None else "asked"
+        axes = [asked if one == "position" else one for one in SITES[site].axis_names]
         found.tensors[site, layer] = as_given(tensor, batch.given, axes=axes)
     return found
 
@@ -232,15 +228,13 @@ def capture_batch(
     names = tuple(dict.fromkeys(sites))
     for name in names:
         site_of(name, family=lens.family)
-    chosen = sorted(
-        set(lens.layers_with(*names) if layers is None else layers_from_zero(layers, lens.n_layers))
-    )
+    layers = lens.layers_with(*names) if layers is None else layers_from_zero(layers, lens.n_layers)
+    chosen = sorted(set(layers))
     check_layers(chosen, lens)
     for name in names:
         check_layers_have_site(lens, chosen, site=name)
-    refuse_integer_positions(
-        batch, filter(None, positions or ()), of="positions"
-    )  # 0 is each text's first token
+    # 0 is each text's first token
+    refuse_integer_positions(batch, filter(None, positions or ()), of="positions")
     places = None if positions is None else positions_in_texts(positions, batch)
     needed = bytes_to_capture(lens, batch, sites=names, layers=chosen, positions=positions)
     allowed = int(psutil.virtual_memory().available * _MEMORY_FRAC)
@@ -252,6 +246,7 @@ def capture_batch(
     hidden = [name for name in names if name in lens.uneditable]
     if path == "bridge" and hidden:
         raise lens.uneditable_error(hidden[0])
+    observed = any(SITES[name].observed for name in names)
     which = path
     if path == "auto":
         which = "plain" if hidden or lens.why_measured_only is not None else "bridge"
@@ -265,34 +260,30 @@ def capture_batch(
         if places is not None:
             axis = SITES[name].position_axis
             own = places[n_done : n_done + len(tensor)].to(tensor.device)
-            shape = [
-                len(own),
-                *(own.shape[1] if one == axis else 1 for one in range(1, tensor.dim())),
-            ]
+            shape = [1] * tensor.dim()
+            shape[0], shape[axis] = own.shape
             ended = own >= batch.lengths[n_done : n_done + len(own), None].to(own.device)
             tensor = tensor.take_along_dim(own.view(shape), dim=axis)
             tensor = tensor.masked_fill(ended.view(shape), torch.nan)
         own = tensor.detach().to("cpu", lens.dtype, copy=places is None)
         kept.setdefault((name, layer if SITES[name].per_layer else 0), []).append(own)
 
-    watching = which == "plain" and any(SITES[name].observed for name in names)
-    kernel = choose_kernel(lens.family, device=lens.device) if watching else None
+    kernel = None
+    if which == "plain" and observed:
+        kernel = choose_kernel(lens.family, device=lens.device)
     with tqdm(
         total=batch.n_sequences, desc="capturing", unit="seq", disable=not progress, leave=False
     ) as bar:
         for part in batch.batches(sequences_per_forward(batch_size, batch.n_positions)):
-            if which == "bridge" and (
-                path == "bridge" or any(SITES[name].observed for name in names)
-            ):
+            if which == "bridge" and (path == "bridge" or observed):
                 bridge_forward(lens, part, wanted=wanted, put=put)
             else:
                 forward(lens, part, wanted=wanted, put=put, kernel=kernel, plain=which == "plain")
             n_done += part.n_sequences
             bar.update(part.n_sequences)
     for layer, asked in wanted.items():
-        if lost := {
-            name for name in asked if (name, layer if SITES[name].per_layer else 0) not in kept
-        }:
+        lost = {name for name in asked if (name, layer if SITES[name].per_layer else 0) not in kept}
+        if lost:
             raise never_fired_error(lost, layer=layer, lens=lens)
     tensors = {}
     for site, layer in sorted(kept):
@@ -315,7 +306,7 @@ def bytes_to_capture(
     positions: Sequence[int] | None = None,
 ) -> int:
     """Compute the exact size in bytes of the tensors that ``capture`` would keep with these arguments."""
-    numbers = 0
+    n_values = 0
     shape = (batch.n_sequences, batch.n_positions) if batch.given is None else batch.given.shape
     for site in (SITES[name] for name in sites):
         for layer in layers if site.per_layer else (None,):
@@ -325,12 +316,12 @@ def bytes_to_capture(
                     len(positions) if name == "position" else size
                     for name, size in zip(site.axis_names, sizes, strict=True)
                 ]
-            numbers += prod(sizes)
-    return numbers * (shape[0] if positions is None else batch.n_sequences) * lens.dtype.itemsize
+            n_values += prod(sizes)
+    return n_values * (shape[0] if positions is None else batch.n_sequences) * lens.dtype.itemsize
 
 
 class _ReadingPass:
-    """Collects the tensors of one pass: gives each reading the tensors that it waits for, and drops all others."""
+    """The tensors of one pass: each reading gets those that it waits for, and all others are dropped."""
 
     def __init__(
         self,
@@ -359,14 +350,10 @@ class _ReadingPass:
         held = self.held[layer]
         held[name] = tensor
         axis = SITES[name].position_axis if name in SITES else 2
-        self.nan[layer, name] = (
-            tensor.detach().isnan().any(dim=[one for one in range(1, tensor.dim()) if one != axis])
-        )
-        if not (
-            ready := [
-                reading for reading in self.waiting[layer] if held.keys() >= set(reading.sites)
-            ]
-        ):
+        others = [one for one in range(1, tensor.dim()) if one != axis]
+        self.nan[layer, name] = tensor.detach().isnan().any(dim=others)
+        ready = [one for one in self.waiting[layer] if held.keys() >= set(one.sites)]
+        if not ready:
             return
         view = LayerView(
             layer=layer,
@@ -379,29 +366,24 @@ class _ReadingPass:
         )
         for reading in ready:
             self.waiting[layer].remove(reading)
-            if (result := reading.read(view)) is not None:
-                if (
-                    not isinstance(result, Tensor)
-                    or result.dim() == 0
-                    or len(result) != len(self.tokens)
-                ):
-                    is_tensor = isinstance(result, Tensor)
-                    gave = (
-                        f"a tensor of shape {tuple(result.shape)}"
-                        if is_tensor
-                        else type(result).__name__
-                    )
-                    raise InputError(
-                        f"the reading {reading.name!r} gave {gave} for {len(self.tokens)} sequences; need the "
-                        "sequences as its first axis"
-                    )
-                own = (
-                    result.detach().clone()
-                )  # on the GPU until the pass is done: each copy from there would wait
-                self.found[reading.name].setdefault(layer, []).append(own)
-        for done in held.keys() - {
-            site for reading in self.waiting[layer] for site in reading.sites
-        }:
+            result: Any = reading.read(view)
+            if result is None:
+                continue
+            is_tensor = isinstance(result, Tensor)
+            if not is_tensor or result.dim() == 0 or len(result) != len(self.tokens):
+                gave = (
+                    f"a tensor of shape {tuple(result.shape)}"
+                    if is_tensor
+                    else type(result).__name__
+                )
+                raise InputError(
+                    f"the reading {reading.name!r} gave {gave} for {len(self.tokens)} sequences; need the "
+                    "sequences as its first axis"
+                )
+            # on the GPU until the pass is done: each copy from there would wait
+            self.found[reading.name].setdefault(layer, []).append(result.detach().clone())
+        awaited = {site for reading in self.waiting[layer] for site in reading.sites}
+        for done in held.keys() - awaited:
             del held[done]
 
     def check_all_read(self) -> None:
@@ -432,14 +414,13 @@ class _ReadingPass:
             ) -> None:
                 streams[layer] = tensor.detach().isnan().any(dim=-1).cpu() & valid
 
-            wanted = {
-                before: frozenset({"resid_pre"})
-                for before in range(min(layer + 1, self.lens.n_layers))
-            }
+            before = range(min(layer + 1, self.lens.n_layers))
+            wanted = dict.fromkeys(before, frozenset({"resid_pre"}))
             forward(self.lens, self.part, wanted=wanted, put=keep, kernel=None)
-            if first := [one for one in sorted(streams) if bool(streams[one].any())]:
-                sequence, position = streams[first[0]].nonzero()[0].tolist()
-                said = f"the stream before layer {first[0]}"
+            first = min((one for one in streams if bool(streams[one].any())), default=None)
+            if first is not None:
+                sequence, position = streams[first].nonzero()[0].tolist()
+                said = f"the stream before layer {first}"
             raise InputError(
                 f"{said} is nan in sequence {sequences[sequence]} at token {position} of {self.lens.name}; need "
                 "numbers. Look at the weights, or load the model in a wider type: float16 ends at 65,504"

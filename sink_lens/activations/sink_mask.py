@@ -47,7 +47,6 @@ from .views import LayerView, Reading
 log = logging.getLogger(__name__)
 
 Rule = Literal["attention", "norm", "either", "rate"]
-"""The rules by which a token is a sink; see the module's docstring."""
 LEAST: dict[Rule, float] = {"attention": LEAST_SHARE, "norm": LEAST_NORM}
 """Rule of a gap -> least median score of the marked tokens."""
 LEAST_RATE = 0.05
@@ -101,7 +100,7 @@ def mark_sinks(
     threshold: float | None = None,
     batch_size: int | None = None,
 ) -> tuple[Bool[Tensor, "batch position"], dict[str, "Answer"]]:
-    """Do as ``sink_mask``, with a text a row; return the answers of the gaps, with their texts, too, and log none."""
+    """Do as ``sink_mask``, with a text a row; return the answers of the gaps, with their texts, and log none."""
     said: dict[str, Answer] = {}
     if by == "either" and threshold is not None:
         raise InputError(
@@ -178,9 +177,8 @@ def sink_rate_reading(threshold: float, *, shares: bool = False) -> Reading:
         if view.reach is not None:
             sees = sees & (rows[:, None] < keys + view.reach)
         from_key = (view.valid.to(rows.device)[:, rows][:, :, None] & sees)[:, None]
-        score = mean_where(
-            row_shares(view["rows"]) if shares else view["rows"], where=from_key, dim=2
-        )
+        weights = row_shares(view["rows"]) if shares else view["rows"]
+        score = mean_where(weights, where=from_key, dim=2)
         enough = from_key.sum(2) >= fewest_queries(threshold=threshold, reach=view.reach)
         of_first = from_key[..., 0]
         uniform = mean_where((1 / (rows + 1)).expand(of_first.shape), where=of_first, dim=-1)
@@ -263,7 +261,7 @@ class Received:
 
     @classmethod
     def empty(cls, lens: LensModel, part: TokenBatch) -> "Received":
-        """Return sums to which no layer was added yet, for the sequences ``part``; refuse sequences of one token."""
+        """Return sums of no layer yet, for the sequences ``part``; refuse sequences of one token."""
         if part.n_positions < 2:
             raise InputError(
                 "a sequence has a single token; need at least 2, so that a later one could attend to it"
@@ -309,9 +307,10 @@ class Norms:
     def add(self, view: LayerView) -> Float[Tensor, "batch position"]:
         """Update the largest norm ratios with a layer's, and return the layer's norm ratios."""
         ratio = ratios_to_median_norm(view["resid_post"].float().norm(dim=-1), valid=view.valid)
-        self.largest = (
-            ratio if self.largest is None else torch.maximum(self.largest.to(ratio.device), ratio)
-        )
+        if self.largest is None:
+            self.largest = ratio
+        else:
+            self.largest = torch.maximum(self.largest.to(ratio.device), ratio)
         return ratio
 
     def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
@@ -352,9 +351,7 @@ def gap_answer(
     is_short = by == "attention" and longest < _FEWEST_TOKENS
     if most < least and not is_short:
         return "none", f"by {by}: no {sink}, {largest}, and a {sink} has at least {least:g}"
-    why = (
-        f"texts of fewer than {_FEWEST_TOKENS} tokens show little"
-        if is_short
-        else "no gap separates them"
-    )
+    why = "no gap separates them"
+    if is_short:
+        why = f"texts of fewer than {_FEWEST_TOKENS} tokens show little"
     return "undecided", f"by {by}: not decided, {largest}, and {why}"

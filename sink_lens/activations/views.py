@@ -64,14 +64,10 @@ class Reading:
     """Layers to read; None means every layer."""
 
     def reads_layer(self, layer: int) -> bool:
-        """Check whether the reading reads this layer."""
         return self.layers is None or layer in self.layers
 
     def read(self, view: LayerView) -> Tensor | None:
-        """Call the reading's function on a layer; refuse a function that changes a tensor in place.
-
-        An error that the function raises gets a note that names the reading.
-        """
+        """Call the reading's function on a layer; refuse one that changes a tensor in place."""
         with note_whose_function_failed(
             f"the reading {self.name!r}, layer {view.layer}", given=view.tensors.values()
         ):
@@ -165,7 +161,7 @@ class Reading:
 def _quantity_at_hook(
     name: str, tensor: Tensor, *, lens: LensModel, keys: Sequence[int], rows: Tensor | None
 ) -> Tensor:
-    """Return the quantity ``name`` of ``OBSERVED`` at ``keys`` or ``rows``, from the scores or pattern ``tensor``."""
+    """Return the quantity ``name`` of ``OBSERVED``, from the scores or the pattern ``tensor``."""
     match name:
         case "mass":
             return (row_shares(tensor) if lens.family.sigmoid else tensor)[..., list(keys)]
@@ -193,14 +189,10 @@ class Streamed:
     """Notes on the model, such as that its weights are quantised."""
 
     def _repr_html_(self) -> str:
-        rows = [
-            (
-                name,
-                len(by_layer),
-                str(tuple(next(iter(by_layer.values())).shape)) if by_layer else "",
-            )
-            for name, by_layer in self.values.items()
-        ]
+        rows = []
+        for name, by_layer in self.values.items():
+            shape = next((tuple(one.shape) for one in by_layer.values()), "")
+            rows.append((name, len(by_layer), str(shape)))
         frame = pd.DataFrame(rows, columns=["reading", "layers", "shape in a layer"])
         return display.result_html(
             f"Read with the {self.kernel} attention kernel.", frame, notes=self.notes
@@ -235,9 +227,8 @@ class Streamed:
         if name not in self.skipped:
             return torch.stack([by_layer[layer] for layer in sorted(by_layer)])
         some = next(iter(by_layer.values()))
-        nothing = torch.full_like(
-            some, torch.nan, dtype=None if some.is_floating_point() else torch.float32
-        )
+        dtype = None if some.is_floating_point() else torch.float32
+        nothing = torch.full_like(some, torch.nan, dtype=dtype)
         return torch.stack([by_layer.get(layer, nothing) for layer in range(self.n_layers)])
 
     def frame(self, name: str, *, axes: Sequence[str] = ()) -> pd.DataFrame:
@@ -253,12 +244,11 @@ class Streamed:
                     f"given: {list(axes)}; need one name an axis"
                 )
             index = pd.MultiIndex.from_product(
-                [range(size) for size in tensor.shape], names=["sequence", *axes]
+                [*map(range, tensor.shape)], names=["sequence", *axes]
             )
-            numbers = (
-                tensor.float() if tensor.dtype == torch.bfloat16 else tensor
-            )  # numpy has no bfloat16
-            rows = pd.DataFrame({"value": numbers.flatten().numpy()}, index=index).reset_index()
+            if tensor.dtype == torch.bfloat16:  # numpy has none
+                tensor = tensor.float()
+            rows = pd.DataFrame({"value": tensor.flatten().numpy()}, index=index).reset_index()
             rows.insert(0, "layer", layer)
             frames.append(rows)
         return pd.concat(frames, ignore_index=True)

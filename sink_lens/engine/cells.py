@@ -22,17 +22,17 @@ class Cell:
     """A set of edits that are made together; the engine knows it by its number in the list of cells."""
 
     touches: Touches
-    """(site, layers) of its edits, and of what they read."""
+    """Those of its edits, and of what they read."""
     begin: int = 0
     """The first position that its edits touch; 0 if they touch or read all of them."""
     make: Callable[[References], tuple[Edit, ...]] = field(repr=False)
     tokens: int = 0
     """Tokens that a sequence must have for the edits to be made in it; shorter ones have no effect of the cell."""
     whole_batch: bool = False
-    """True if an edit of the cell mixes sequences, so that all of them must be in one pass."""
+    """True if an edit of the cell mixes sequences."""
 
     def with_layers_from_start(self, n_layers: int) -> "Cell":
-        """Return the cell with every layer counted from the first layer: -1 becomes ``n_layers`` - 1."""
+        """Return the cell with layers counted from the first: -1 becomes ``n_layers`` - 1."""
         if all(layer >= 0 for _, layers in self.touches for layer in layers or ()):
             return self
         counted = tuple(
@@ -43,19 +43,17 @@ class Cell:
 
 
 def cell_of_edits(edits: Sequence[Edit] | Edit) -> Cell:
-    """Make one cell of edits that are made together; it begins at the first position that they touch. Refuse ()."""
+    """Make one cell of edits that are made together; refuse ()."""
     given = (edits,) if isinstance(edits, Edit) else tuple(edits)
     if not given:
         raise InputError("a cell needs at least one edit")
     touches, begin = touched_places(given)
-    tokens = max(one.part.n_tokens_needed for one in given)
-    whole = any(one.whole_batch for one in given)
     return Cell(
         touches=touches,
         begin=begin,
         make=lambda references: given,
-        tokens=tokens,
-        whole_batch=whole,
+        tokens=max(one.part.n_tokens_needed for one in given),
+        whole_batch=any(one.whole_batch for one in given),
     )
 
 
@@ -85,5 +83,4 @@ def edits_from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> lis
 
 
 def edit_ends_before(one: Edit, position: int) -> bool:
-    """Check whether the edit ``one`` touches only positions before ``position``."""
     return one.positions is not None and max(one.positions) < position

@@ -1,7 +1,4 @@
-"""``run_with`` runs forward passes of the bridge under edits and reads tensors and metrics from them.
-
-If no loss is requested, a pass ends after the last layer that is read.
-"""
+"""``run_with`` runs forward passes of the bridge under edits and reads tensors and metrics from them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -35,7 +32,7 @@ from ..progress import tqdm
 from .needs import Needs
 
 _TOKENS_A_FORWARD = 1024
-"""Default number of tokens per pass; small, since the bridge's eager patterns grow with the squared length."""
+"""Small, since the bridge's eager patterns grow with the squared length."""
 
 
 def run_with(
@@ -58,12 +55,12 @@ def run_with(
         model: what ``load`` takes, or a ``LensModel``.
         tokens: sequences, texts, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
             What is of each token lies in the outcome where the token was given, nan elsewhere.
-        edits: the edits, applied in this order; an edit that changes nothing causes a warning unless ``quiet``.
+        edits: applied in this order; one that changes nothing causes a warning unless ``quiet``.
         positions: positions in each text whose attention mass and residual stream are read; 0 is its first token, -1
             its last.
         layers: layers at which mass, stream and sites are read, in this order, -1 the last; None means all.
         sites: sites whose tensors are also kept, as they are after the edits.
-        loss: compute the next-token loss, which runs all layers.
+        loss: compute the next-token loss, which runs all layers; else a pass ends after the last layer that is read.
         logits: keep the logits.
         batch_size: sequences per forward pass; None chooses it by their length.
         quiet: do not warn about edits that change nothing, which is normal for random controls.
@@ -77,19 +74,17 @@ def run_with(
     """
     lens, batch = resolve(model, tokens)
     given = edits_for_model(lens, edits_in_texts(edits, batch), n_positions=batch.n_positions)
-    read = tuple(
-        dict.fromkeys(
-            range(lens.n_layers) if layers is None else layers_from_zero(layers, lens.n_layers)
-        )
-    )
+    if layers is None:
+        read = tuple(range(lens.n_layers))
+    else:
+        read = tuple(dict.fromkeys(layers_from_zero(layers, lens.n_layers)))
     check_layers(read, lens)
     if not read:
         raise InputError("no layers were given; need at least one to read")
     if not positions:
         raise InputError("no positions were given; need at least one to read")
-    refuse_integer_positions(
-        batch, filter(None, positions), of="positions"
-    )  # 0, the default, is the first token
+    # 0, the default, is the first token
+    refuse_integer_positions(batch, filter(None, positions), of="positions")
     places = positions_in_texts(positions, batch)
     keys, which = places.unique(return_inverse=True)
     for name in sites:
@@ -124,7 +119,7 @@ def run_with(
 
 
 def baseline_logits(model: ModelLike, tokens: TokenBatch) -> Float[Tensor, "batch position vocab"]:
-    """Run the model on ``tokens`` without edits and return the logits of every token, where it was given."""
+    """Return the logits of every token without edits, where it was given."""
     logits = run_with(model, tokens, layers=(0,), loss=False, logits=True, progress=False).logits
     assert logits is not None  # they were asked for
     return as_given(logits, tokens.given)
@@ -141,31 +136,32 @@ def run_checked_edits(
 ) -> list[Outcome]:
     """Run batches of one shape, each under its own checked edits, and return of each the quantities in ``needs``.
 
-    The batches share forwards. ``prompts`` are their indices among all sequences. A forward has ``batch_size``
-    sequences of each; if it is None, as many as their length allows.
+    The batches share forwards. ``prompts`` are their indices among all sequences; a forward has ``batch_size`` of each.
     """
     if lens.own_attention is not None and len(runs) > 1:  # it may read other sequences of its pass
-        return [
-            outcome
-            for one in runs
-            for outcome in run_checked_edits(
-                lens, [one], needs, prompts=prompts, batch_size=batch_size, progress=progress
-            )
-        ]
+        alone = partial(
+            run_checked_edits,
+            lens,
+            needs=needs,
+            prompts=prompts,
+            batch_size=batch_size,
+            progress=progress,
+        )
+        return [outcome for one in runs for outcome in alone([one])]
     last = lens.n_layers if needs.whole else needs.n_layers_needed
     first = runs[0][0]
     collectors = [RunCollector(lens=lens, keys=needs.keys, by_token=[]) for _ in runs]
-    size = (
-        max(1, _TOKENS_A_FORWARD // (first.n_positions * len(runs)))
-        if batch_size is None
-        else batch_size
-    )
-    if batch_size is None and any(one.whole_batch for _, applied in runs for one in applied.edits):
+    if batch_size is not None:
+        size = batch_size
+    elif any(one.whole_batch for _, applied in runs for one in applied.edits):
         size = first.n_sequences
+    else:
+        size = max(1, _TOKENS_A_FORWARD // (first.n_positions * len(runs)))
     done, n_sequences = 0, max(runs[0][1].n_sequences, first.n_sequences)
     scored = needs.scored_positions(first) if needs.logits else None
     ends: dict[str, Any] = {} if last == lens.n_layers else {"stop_at_layer": last}
-    ends |= {} if scored is None else {"logits_to_keep": torch.tensor(scored, device=lens.device)}
+    if scored is not None:
+        ends["logits_to_keep"] = torch.tensor(scored, device=lens.device)
     with tqdm(
         total=first.n_sequences, desc="edited run", unit="seq", disable=not progress, leave=False
     ) as bar:
@@ -198,11 +194,9 @@ def run_checked_edits(
     found = []
     for (batch, applied), collector in zip(runs, collectors, strict=True):
         applied.refuse_edits_whose_hook_never_fired(range(last))
-        found.append(
-            collector.outcome(
-                needs.layers, valid=batch.valid.cpu(), edits=applied.edits, scored=scored
-            )
-        )
+        valid = batch.valid.cpu()
+        outcome = collector.outcome(needs.layers, valid=valid, edits=applied.edits, scored=scored)
+        found.append(outcome)
     return found
 
 
@@ -219,26 +213,23 @@ def _edit_rows(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Early:
-    """The baseline run's numbers, which a run that begins at a later position takes for the positions before it."""
+    """The baseline run's numbers, for the positions before a run that begins at a later one."""
 
     outcome: Outcome
     columns: Mapping[int, Sequence[Float[Tensor, "batch head query"]]]
     """Layer -> the attention of every query to each key that is read."""
     losses: Float[Tensor, "batch target"] | None
-    """Loss of every token."""
 
 
 @dataclass(slots=True, kw_only=True)
 class RunCollector:
-    """Collects what a run reads, and joins the results of its passes.
-
-    If a run begins at a later position, the baseline run's numbers stand at the positions before it.
-    """
+    """Collects what a run reads, and joins the results of its passes."""
 
     lens: LensModel
     keys: tuple[int, ...]
     begin: int = 0
     early: Early | None = None
+    """Stands at the positions before ``begin``."""
     keep: bool = False
     """Keep the attention of every query and the loss of every token, for runs that continue this one."""
     by_token: list[Tensor] | None = None
@@ -258,26 +249,21 @@ class RunCollector:
     def make_site_callbacks(
         self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
     ) -> list[tuple[str, int, Callable[[Tensor], None]]]:
-        """Make the functions that store what a pass shows: (site, layer, function to call with the site's tensor)."""
+        """Make the functions that store what a pass shows, each with its site and layer."""
         places: list[tuple[str, int, Callable[[Tensor], None]]] = []
         for layer in read:
+            own = {"layer": layer, "valid": valid}
             if layer in self.lens.attention_layers and self.lens.shows_pattern:
-                places.append(
-                    ("pattern", layer, partial(self.store_attention, layer=layer, valid=valid))
-                )
+                places.append(("pattern", layer, partial(self.store_attention, **own)))
             else:
-                nothing = torch.full(
-                    (len(valid), self.lens.n_heads, len(self.keys)), torch.nan, dtype=torch.float32
-                )
+                shape = (len(valid), self.lens.n_heads, len(self.keys))
+                nothing = torch.full(shape, torch.nan, dtype=torch.float32)
                 self.mass.setdefault(layer, []).append(nothing)
-            places.append(
-                ("resid_post", layer, partial(self.store_stream, layer=layer, valid=valid))
-            )
+            places.append(("resid_post", layer, partial(self.store_stream, **own)))
         for site in sites:
             having = self.lens.layers_with(site)
-            for layer in (
-                [layer for layer in read if layer in having] if SITES[site].per_layer else (0,)
-            ):
+            chosen = [one for one in read if one in having] if SITES[site].per_layer else (0,)
+            for layer in chosen:
                 self.asked.add((site, layer))
                 places.append((site, layer, partial(self._store_site_tensor, place=(site, layer))))
         return places
@@ -299,7 +285,7 @@ class RunCollector:
         self.mass.setdefault(layer, []).append(torch.stack(found, dim=-1))
 
     def store_stream(self, x: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Store a layer's residual stream ``x`` at each position that is read; nan if it is padding by ``valid``."""
+        """Store a layer's stream at each position that is read; nan where that is padding."""
         late = [key for key in self.keys if key >= self.begin]
         ended = ~_select_positions(valid, late).to(x.device)
         own = _select_positions(x, [key - self.begin for key in late])
@@ -308,13 +294,11 @@ class RunCollector:
             assert self.early is not None
             outcome, places = self.early.outcome, iter(range(len(late)))
             before = outcome.state[outcome.layers.index(layer)].to(x.device)
-            state = torch.stack(
-                [
-                    state[:, next(places)] if key >= self.begin else before[:, at]
-                    for at, key in enumerate(self.keys)
-                ],
-                1,
-            )
+            columns = [
+                state[:, next(places)] if key >= self.begin else before[:, at]
+                for at, key in enumerate(self.keys)
+            ]
+            state = torch.stack(columns, 1)
         self.state.setdefault(layer, []).append(state)
 
     def _store_site_tensor(self, x: Tensor, *, place: tuple[str, int]) -> None:
@@ -322,9 +306,8 @@ class RunCollector:
         if self.begin:
             assert self.early is not None
             axis = SITES[place[0]].position_axis
-            found = torch.cat(
-                [self.early.outcome.tensors[place].narrow(axis, 0, self.begin), found], dim=axis
-            )
+            before = self.early.outcome.tensors[place].narrow(axis, 0, self.begin)
+            found = torch.cat([before, found], dim=axis)
         self.kept.setdefault(place, []).append(found)
 
     def store_results(
@@ -344,9 +327,8 @@ class RunCollector:
         ``begin``.
         """
         real = part.valid[:, self.begin :] if scored is None else part.valid[:, list(scored)]
-        self.bad.append(
-            (out.detach().amax(dim=-1).isnan() & copy_to_device(real, out.device)).any()
-        )
+        is_nan = out.detach().amax(dim=-1).isnan()
+        self.bad.append((is_nan & copy_to_device(real, out.device)).any())
         early = self.early if self.begin else None
         if loss:
             if unembedded:
@@ -361,9 +343,8 @@ class RunCollector:
                 self.token_losses = losses
             self.losses.append(mean_loss(losses, part))
             if self.by_token is not None:
-                self.by_token.append(
-                    losses.detach().cpu().masked_fill(~part.predicted.cpu(), torch.nan)
-                )
+                padding = ~part.predicted.cpu()
+                self.by_token.append(losses.detach().cpu().masked_fill(padding, torch.nan))
         if logits:
             self.logits.append(out.detach().clone() if out.device.type == "cpu" else out.detach())
             if early is not None:
@@ -393,10 +374,7 @@ class RunCollector:
         edits: Sequence[Edit],
         scored: tuple[int, ...] | None = None,
     ) -> Outcome:
-        """Join what all passes stored into one outcome; refuse values that are not finite, naming ``edits``.
-
-        ``read`` are the layers of the outcome, and ``scored`` the positions of its logits (None: all).
-        """
+        """Join what all passes stored at the layers ``read``; refuse values that are not finite, naming ``edits``."""
         if read and not self.mass:
             raise SiteError(
                 "this bridge delegates its attention to a kernel that gives no pattern; need the eager one, or a "
@@ -431,18 +409,16 @@ class RunCollector:
 def copy_to_cpu(collectors: Sequence[RunCollector]) -> None:
     """Move the tensors that these collectors store to the CPU, all in one copy."""
     lists = [parts for one in collectors for parts in (*one.mass.values(), *one.state.values())]
-    copy_lists_to_cpu(
-        [*lists, *(parts for one in collectors for parts in (one.losses, one.logits, one.bad))]
-    )
+    lists += [parts for one in collectors for parts in (one.losses, one.logits, one.bad)]
+    copy_lists_to_cpu(lists)
 
 
 def _select_positions(x: Tensor, positions: Sequence[int]) -> Tensor:
-    """Select ``positions`` on axis 1 of ``x`` by slices, since a list as index would be copied to the GPU each time."""
+    """Select on axis 1 by slices, since a list as index would be copied to the GPU each time."""
     return torch.stack([x[:, position] for position in positions], dim=1) if positions else x[:, :0]
 
 
 def not_finite_error(edits: Sequence[Edit]) -> EditError:
-    """Make the error that a run under ``edits`` gave values that are not finite; it names the edits."""
     names = ", ".join(repr(edit.label) for edit in edits) or "none"
     return EditError(
         f"the run's final values are not finite under the edits {names}; need finite edits"
@@ -450,6 +426,6 @@ def not_finite_error(edits: Sequence[Edit]) -> EditError:
 
 
 def mean_loss(losses: Float[Tensor, "batch target"], part: TokenBatch) -> Float[Tensor, " batch"]:
-    """Compute each sequence's mean of ``losses`` where the tokens of ``part`` are predicted; nan where none is."""
+    """Compute each sequence's mean of ``losses`` where tokens are predicted; nan where none is."""
     predicted = copy_to_device(part.predicted, losses.device)
     return torch.where(predicted, losses, 0.0).sum(1) / predicted.sum(1)

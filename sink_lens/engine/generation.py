@@ -13,7 +13,6 @@ whole passes. The first token with a cache is compared with a whole pass of the 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import takewhile
 from math import prod
 from typing import Any
 
@@ -68,16 +67,15 @@ class Generated:
     """The continuations of a prompt with and without edits."""
 
     prompt: str
-    """The prompt as the model read it, with special tokens; empty without a tokenizer."""
+    """The prompt as the model read it, with special tokens; texts are empty without a tokenizer."""
     text: str
-    """The continuation under the edits; empty without a tokenizer."""
+    """The continuation under the edits."""
     plain: str
-    """The continuation without edits; empty without a tokenizer."""
+    """The continuation without edits."""
     prompt_ids: tuple[int, ...]
     ids: tuple[int, ...]
     """Token ids of ``text``, including the end token if the text ended."""
     plain_ids: tuple[int, ...]
-    """Token ids of ``plain``."""
 
     note: str = ""
     """What the model's ``generation_config`` would change: Hugging Face's ``generate`` applies it, this does not."""
@@ -92,13 +90,9 @@ class Generated:
     @property
     def same(self) -> int:
         """Number of tokens that both continuations share before they differ."""
-        return len(
-            list(
-                takewhile(
-                    lambda pair: pair[0] == pair[1], zip(self.ids, self.plain_ids, strict=False)
-                )
-            )
-        )
+        pairs = enumerate(zip(self.ids, self.plain_ids, strict=False))
+        shorter = min(len(self.ids), len(self.plain_ids))
+        return next((at for at, (one, other) in pairs if one != other), shorter)
 
 
 def generate(
@@ -152,12 +146,13 @@ def generate(
     check_tokens(lens, start)
     given = edits_for_model(lens, edits_in_texts(edits, start), n_positions=total)
     state = None if generator is None else generator.get_state()
-    options = {"max_new_tokens": max_new_tokens, "temperature": temperature}
-    found = _continuation_ids(lens, start.tokens, given, generator=generator, **options)
-    plain = found
+    continuation = partial(
+        _continuation_ids, lens, start.tokens, n_new=max_new_tokens, temperature=temperature
+    )
+    found = plain = continuation(given, generator=generator)
     if given:
         same = None if state is None else torch.Generator().set_state(state)
-        plain = _continuation_ids(lens, start.tokens, (), generator=same, **options)
+        plain = continuation((), generator=same)
     ids = tuple(start.tokens[0].tolist())
     return Generated(
         notes=lens.notes,
@@ -174,9 +169,8 @@ def generate(
 def _note_on_config(lens: LensModel) -> str:
     config = getattr(lens.plain, "generation_config", None)
     told = {} if config is None else config.to_diff_dict()
-    found = [
-        f"{name}={told[name]}" for name in _CHANGES_TEXT if told.get(name) not in (None, False, [])
-    ]
+    given = {name: told.get(name) for name in _CHANGES_TEXT}
+    found = [f"{name}={one}" for name, one in given.items() if one not in (None, False, [])]
     if not found:
         return ""
     return f"generation_config sets {join_and(found)}, which Hugging Face's generate applies, and this does not"
@@ -187,23 +181,21 @@ def _continuation_ids(
     tokens: Tensor,
     edits: tuple[Edit, ...],
     *,
-    max_new_tokens: int,
+    n_new: int,
     temperature: float,
     generator: torch.Generator | None,
 ) -> tuple[int, ...]:
     ends = _end_ids(lens)
     record = Applied(lens=lens, edits=edits, n_sequences=1)
-    cache = (
-        _Cache(lens, edits)
-        if _can_cache(lens, edits, n_prompt=tokens.shape[1], n_new=max_new_tokens)
-        else None
-    )
+    cache = None
+    if _can_cache(lens, edits, n_prompt=tokens.shape[1], n_new=n_new):
+        cache = _Cache(lens, edits)
     new: list[int] = []
-    while len(new) < max_new_tokens:
+    while len(new) < n_new:
         here = torch.cat([tokens, torch.tensor([new], dtype=torch.int64)], dim=1)
-        logits = (
-            None if cache is None else _logits_by_cache(cache, here, n_new=len(new), record=record)
-        )
+        logits = None
+        if cache is not None:
+            logits = _logits_by_cache(cache, here, n_new=len(new), record=record)
         if logits is None:
             cache, logits = None, _logits_by_whole_pass(lens, here, edits, record=record)
         if not bool(logits.isfinite().all()):
@@ -211,9 +203,8 @@ def _continuation_ids(
                 "the logits are not finite under these edits; need edits that keep them finite"
             )
         if temperature > 0:
-            new.append(
-                int(torch.multinomial((logits / temperature).softmax(-1), 1, generator=generator))
-            )
+            shares = (logits / temperature).softmax(-1)
+            new.append(int(torch.multinomial(shares, 1, generator=generator)))
         else:
             new.append(int(logits.argmax()))
         if new[-1] in ends:
@@ -223,18 +214,17 @@ def _continuation_ids(
 
 
 def _can_cache(lens: LensModel, edits: Sequence[Edit], *, n_prompt: int, n_new: int) -> bool:
-    numbers, switch = 0, lens.rotation_switch
+    n_values, switch = 0, lens.rotation_switch
     turned = switch is not None and n_prompt <= switch < n_prompt + n_new  # keys are rotated anew
     if turned or lens.own_attention is not None:  # which may read whole sequences
         return False
     for one in edits:
         if one.reads is not None or one.keys is not None or max(one.positions or (0,)) >= n_prompt:
             return False
+        axes = SITES[one.site].axes
         for layer in one.edited_layers(lens.n_layers):
-            numbers += prod(
-                lens.axis_sizes(SITES[one.site].axes, n_positions=n_prompt + n_new, layer=layer)
-            )
-    return 2 * numbers * lens.dtype.itemsize <= _MOST_HELD  # before and after each edit
+            n_values += prod(lens.axis_sizes(axes, n_positions=n_prompt + n_new, layer=layer))
+    return 2 * n_values * lens.dtype.itemsize <= _MOST_HELD  # before and after each edit
 
 
 def _logits_by_cache(
@@ -258,7 +248,7 @@ def _logits_by_cache(
 
 
 class _Cache:
-    """Passes that compute new positions alone, from the keys and values that the pass before them kept."""
+    """Passes over new positions alone, from the keys and values that the pass before them kept."""
 
     def __init__(self, lens: LensModel, edits: tuple[Edit, ...]) -> None:
         self.lens, self.edits = lens, edits
@@ -285,20 +275,17 @@ class _Cache:
             visits.setdefault((step.site, step.layer), Visit()).edits.append((0, act))
         layout = Layout(n_sequences=1, n_positions=n, begins=(begin,))
         self.keys = {}
+        asked = Pass(
+            layout=layout,
+            visits=visits,
+            held=held,
+            keep=self.keys,
+            first=0,
+            last=self.lens.n_layers + 1,
+            logits_at=torch.tensor([n - begin - 1]),
+        )
         with prepare_passes(self.lens):
-            out = partial_pass(
-                self.lens,
-                tokens,
-                Pass(
-                    layout=layout,
-                    visits=visits,
-                    held=held,
-                    keep=self.keys,
-                    first=0,
-                    last=self.lens.n_layers + 1,
-                    logits_at=torch.tensor([n - begin - 1]),
-                ),
-            )
+            out = partial_pass(self.lens, tokens, asked)
         assert out is not None  # the pass goes to the end
         record.changed |= applied.changed
         record.reached |= applied.reached
@@ -309,10 +296,8 @@ class _Cache:
         axis = SITES[step.site].position_axis
         if not begin:
             new = step.act(tensor)
-            self.before[number], self.after[number] = (
-                tensor.clone(),
-                tensor.clone() if new is None else new,
-            )
+            self.before[number] = tensor.clone()
+            self.after[number] = tensor.clone() if new is None else new
             return new
         before, after = self.before[number], self.after[number]
         if SITES[step.site].observed:  # one more key, which no earlier query sees
@@ -324,9 +309,8 @@ class _Cache:
         new = step.act(whole)
         found = whole if new is None else new
         share = max(_SAME, 2 * torch.finfo(after.dtype).eps)
-        scale = (
-            after.where(after > OPEN, 0.0).abs().amax(dim=-1, keepdim=True)
-        )  # a position's own: sinks are larger
+        # a position's own: sinks are larger
+        scale = after.where(after > OPEN, 0.0).abs().amax(dim=-1, keepdim=True)
         earlier = found.narrow(axis, 0, begin)
         if not bool((((earlier - after).abs() <= share * scale) | (earlier == after)).all()):
             raise EditError(f"an edit of {step.site!r} changes what it does to earlier positions")
@@ -341,13 +325,11 @@ def _logits_by_whole_pass(
     n = tokens.shape[1]
     numbers, present = [], []
     for number, one in enumerate(edits):
-        chosen = {
-            name: getattr(one, name)
-            for name in ("positions", "keys")
-            if getattr(one, name) is not None
-        }
+        chosen = {name: getattr(one, name) for name in ("positions", "keys")}
         kept = {
-            name: tuple(index for index in indices if index < n) for name, indices in chosen.items()
+            name: tuple(index for index in indices if index < n)
+            for name, indices in chosen.items()
+            if indices is not None
         }
         if () not in kept.values():
             numbers.append(number)
@@ -386,8 +368,6 @@ def _end_ids(lens: LensModel) -> set[Any]:
 
 
 def _text_of_ids(lens: LensModel, ids: tuple[int, ...], *, whole: bool = False) -> str:
-    return (
-        ""
-        if lens.tokenizer is None
-        else str(lens.tokenizer.decode(list(ids), skip_special_tokens=not whole))
-    )
+    if lens.tokenizer is None:
+        return ""
+    return str(lens.tokenizer.decode(list(ids), skip_special_tokens=not whole))

@@ -42,14 +42,13 @@ def metric_gradients(
             key: torch.zeros_like(tensor, device=lens.device, requires_grad=True)
             for key, tensor in at.items()
         }
-        given = None if embedding is None else embedding.to(lens.device)
-        hooks: list[Any] = (
-            [] if given is None else [(_hook_name(lens, "resid_pre", 0), lambda x, hook: given)]
-        )
-        hooks += [
+        hooks: list[Any] = [
             (_hook_name(lens, *key), lambda x, hook, zero=zero: x + zero.to(x.device))
             for key, zero in zeros.items()
         ]
+        if embedding is not None:
+            given = embedding.to(lens.device)
+            hooks.insert(0, (_hook_name(lens, "resid_pre", 0), lambda x, hook: given))
         values = evaluate(metric, run_with_hooks(lens, batch, metric=metric, hooks=hooks))
         if not values.requires_grad:
             raise InputError(
@@ -72,13 +71,13 @@ def _hook_name(lens: LensModel, site: str, layer: int) -> str:
 def add_zero(
     x: Tensor, hook: object, *, into: dict[tuple[str, int], Tensor], key: tuple[str, int]
 ) -> Tensor:
-    """Add a zero tensor to a hook's tensor, and store it in ``into`` under ``key``, so that it gets a gradient."""
+    """Add a zero tensor, kept in ``into``, to a hook's tensor, so that it gets a gradient."""
     into[key] = torch.zeros_like(x, requires_grad=True)
     return x + into[key]
 
 
 def keep_tensor(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -> None:
-    """Store a hook's tensor in ``into`` under ``key``, with its gradient."""
+    """Store a hook's tensor, with its gradient."""
     into[key] = x
 
 
@@ -92,8 +91,7 @@ def run_with_hooks(
 ) -> Outcome:
     """Run one pass of the bridge with ``hooks`` (name, function); return an outcome with all that ``metric`` reads.
 
-    The outcome keeps gradients if they are enabled. A metric may be made for more sequences than the batch holds;
-    ``sequences`` says which of them are in the batch.
+    The outcome keeps gradients if they are enabled. ``sequences`` are those of the metric that are in the batch.
     """
     layers = metric.read_layers(lens.n_layers) or (lens.n_layers - 1,)
     valid = batch.valid.to(lens.device)
@@ -103,10 +101,9 @@ def run_with_hooks(
 
     def read_mass(x: Tensor, hook: object, *, layer: int) -> None:
         x = row_shares(x) if lens.family.sigmoid else x
+        own, reach = valid.to(x.device), lens.reach(layer)
         found = [
-            sink_mass(
-                x[..., key].float(), key=key, valid=valid.to(x.device), reach=lens.reach(layer)
-            )
+            sink_mass(x[..., key].float(), key=key, valid=own, reach=reach)
             for key in metric.positions
         ]
         mass[layer] = torch.stack(found, dim=-1).cpu()
@@ -124,19 +121,14 @@ def run_with_hooks(
         if layer in lens.attention_layers:
             reads.append((_hook_name(lens, "pattern", layer), partial(read_mass, layer=layer)))
         else:
-            mass[layer] = torch.full(
-                (len(valid), lens.n_heads, len(metric.positions)), math.nan, dtype=torch.float32
-            )
+            shape = (len(valid), lens.n_heads, len(metric.positions))
+            mass[layer] = torch.full(shape, math.nan, dtype=torch.float32)
         reads.append((_hook_name(lens, "resid_post", layer), partial(read_state, layer=layer)))
     for site in metric.sites:
-        having = (
-            [layer for layer in layers if layer in lens.layers_with(site)]
-            if SITES[site].per_layer
-            else [0]
-        )
-        reads += [
-            (_hook_name(lens, site, layer), partial(keep, key=(site, layer))) for layer in having
-        ]
+        having = lens.layers_with(site)
+        chosen = [one for one in layers if one in having] if SITES[site].per_layer else [0]
+        for layer in chosen:
+            reads.append((_hook_name(lens, site, layer), partial(keep, key=(site, layer))))
     stop: dict[str, Any] = {} if metric.reads_past_layers else {"stop_at_layer": max(layers) + 1}
     with prepare_pass(lens):
         out = lens.bridge.run_with_hooks(

@@ -5,9 +5,9 @@ sequence the positions from the cell's first on. Norms, projections and the MLP 
 apart: queries are padded to the longest cell, keys and values are completed by those of the baseline run, which a
 causal model computes the same way before the first position that an edit touches.
 
-For a single layer, one position may be computed alone: of the others nothing is changed before the layer, so that their
-keys, values and queries are the baseline run's. Later queries then meet one other key, so that their attention to it
-follows from the sums of the baseline run's rows (``attention_to_first``), and no whole pattern is made.
+For a single layer, one position may be computed alone: the other keys, values and queries are then the baseline run's.
+Later queries meet one other key, so that their attention to it follows from the sums of the baseline run's rows
+(``attention_to_first``), and no whole pattern is made.
 """
 
 import contextlib
@@ -58,7 +58,6 @@ class Layout:
 
     @property
     def first_position(self) -> int:
-        """The first position that any cell computes."""
         return min(self.begins)
 
     @property
@@ -68,14 +67,12 @@ class Layout:
 
     @cached_property
     def rows_by_cell(self) -> tuple[slice, ...]:
-        """For each cell, the slice of the pass's rows that are its own."""
         sizes = [self.n_sequences * len(self.computed_positions(begin)) for begin in self.begins]
-        return tuple(
-            slice(end - size, end) for size, end in zip(sizes, accumulate(sizes), strict=True)
-        )
+        ends = accumulate(sizes)
+        return tuple(slice(end - size, end) for size, end in zip(sizes, ends, strict=True))
 
     def computed_positions(self, begin: int) -> range:
-        """Return the positions that a cell computes from ``begin`` on: all, or only ``begin`` itself if ``alone``."""
+        """Return the positions that a cell computes from ``begin`` on."""
         return range(begin, begin + 1 if self.alone else self.n_positions)
 
     def row_places(
@@ -89,24 +86,20 @@ class Layout:
                 own = torch.arange(cell * self.n_sequences, (cell + 1) * self.n_sequences)
                 sequences.append(own.repeat_interleave(len(computed)))
                 positions.append(computed.repeat(self.n_sequences))
-            places = torch.cat(positions).to(device)
-            self._moved[device] = (
-                torch.cat(sequences).to(device),
-                places,
-                places - self.first_position,
-            )
+            of_rows, places = torch.cat(sequences).to(device), torch.cat(positions).to(device)
+            self._moved[device] = (of_rows, places, places - self.first_position)
         return self._moved[device]
 
     def view_cell(
         self, tensor: Shaped[Tensor, "1 row *value"], cell: int
     ) -> Shaped[Tensor, "batch position *value"]:
-        """Return a view of those rows of ``tensor`` that belong to cell ``cell``, by sequence and position."""
+        """Return a view of a cell's rows, by sequence and position."""
         return tensor[0, self.rows_by_cell[cell]].unflatten(0, (self.n_sequences, -1))
 
     def view_cell_queries(
         self, tensor: Float[Tensor, "sequence head row key"], cell: int
     ) -> Float[Tensor, "batch head query key"]:
-        """Return a view of the scores or pattern ``tensor`` for cell ``cell``, with the queries that it computes."""
+        """Return a view of a cell's scores or pattern, with the queries that it computes."""
         own = slice(cell * self.n_sequences, (cell + 1) * self.n_sequences)
         return tensor[own, :, self.begins[cell] - self.first_position :]
 
@@ -148,7 +141,7 @@ class Layout:
         tensor: Float[Tensor, "1 head row d_head"],
         baseline: Float[Tensor, "batch head key d_head"] | None,
     ) -> Float[Tensor, "sequence head key d_head"]:
-        """Turn rows of keys or values into each cell's whole sequences; positions without a row are the baseline's."""
+        """Turn rows of keys or values into whole sequences; positions without a row are the baseline's."""
         if self.is_whole:
             return self.to_sequences(tensor)
         assert baseline is not None
@@ -161,7 +154,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attending:
-    """The attention of a pass over cells: how the cells lie, and the baseline keys and values."""
+    """The attention of a pass over cells."""
 
     lens: LensModel
     layout: Layout
@@ -172,7 +165,7 @@ class Attending:
     queries: dict[int, Tensor] | None = None
     """Layer -> queries of the baseline run: read where a position is computed alone, else kept like the keys."""
     columns: dict[int, Tensor] | None = None
-    """Takes the attention of later queries to a position that is computed alone; None does not keep it."""
+    """Takes the attention of later queries to a position that is computed alone."""
     own_masks: Masks = field(default_factory=dict)
     """Layer -> the mask that an attention function of the user's own is given of whole sequences."""
     masks: dict[int | None, Tensor] = field(default_factory=dict)
@@ -184,10 +177,8 @@ class Attending:
             key = torch.arange(n, device=like.device)
             query = key[self.layout.first_position :, None]
             seen = (key <= query) & (key > query - (n if reach is None else reach))
-            least = torch.finfo(like.dtype).min
-            self.masks[reach] = torch.zeros(
-                seen.shape, dtype=like.dtype, device=like.device
-            ).masked_fill(~seen, least)
+            mask = torch.zeros(seen.shape, dtype=like.dtype, device=like.device)
+            self.masks[reach] = mask.masked_fill(~seen, torch.finfo(like.dtype).min)
         return self.masks[reach][None, None]
 
 
@@ -196,7 +187,7 @@ _ATTENDING: ContextVar[Attending | None] = ContextVar("sink_lens_attending", def
 
 @contextlib.contextmanager
 def attend_by_cell(how: Attending) -> Iterator[None]:
-    """Within the block, the bridge's attention computes the rows of each cell separately, laid out as ``how`` says.
+    """Within the block, the bridge's attention computes the rows of each cell separately.
 
     Raises:
         ModelError: the model's attention function is the user's own, which needs whole sequences.
@@ -226,8 +217,7 @@ def _cell_attention(
 ) -> tuple[Float[Tensor, "1 row head d_value"], Float[Tensor, "sequence head query key"]]:
     """Compute eager attention as Hugging Face and the bridge do, with the rows of each cell apart.
 
-    It fires the hook points of the layer's scores and pattern, with the sequences of all cells. Some families give a
-    ``softcap``, sink logits (``s_aux``), the ``weighting`` sigmoid, or ``alibi`` slopes.
+    It fires the hook points of the layer's scores and pattern, with the sequences of all cells.
     """
     how = _ATTENDING.get()
     assert how is not None, "the attention of cells runs inside attend_by_cell() only"
@@ -248,18 +238,16 @@ def _cell_attention(
             how.queries[layer] = query
     if by_query:
         query, s_aux = query[..., :-1], query[..., -1]
+    given["scaling"] = scaling
     if how.lens.own_attention is not None:
-        pattern = component.hook_pattern(
-            _own_pattern(how, module, query, key, value, given | {"scaling": scaling})
-        )
+        pattern = component.hook_pattern(_own_pattern(how, module, query, key, value, given))
         if how.columns is not None:
             shares = row_shares(pattern) if how.lens.family.sigmoid else pattern
             how.columns[layer] = shares[:, :, 1:, layout.first_position]
         return layout.to_rows(weighted_values(pattern, value).transpose(1, 2)), pattern
-    form: dict[str, Any] = {
-        "scaling": 1 / math.sqrt(query.shape[-1]) if scaling is None else scaling
-    }
-    form |= {name: given.get(name) for name in ("softcap", "alibi")}
+    if scaling is None:
+        given["scaling"] = 1 / math.sqrt(query.shape[-1])
+    form: dict[str, Any] = {name: given.get(name) for name in ("scaling", "softcap", "alibi")}
     sigmoid = given.get("weighting") == "sigmoid"
     if layout.alone:
         if how.columns is not None:
@@ -284,9 +272,8 @@ def _scores(
     softcap: float | None = None,
     alibi: Tensor | None = None,
 ) -> Float[Tensor, "sequence head query key"]:
-    scores = (
-        torch.matmul(query, repeat_kv_heads(key, n_heads=query.shape[1]).transpose(2, 3)) * scaling
-    )
+    key = repeat_kv_heads(key, n_heads=query.shape[1])
+    scores = torch.matmul(query, key.transpose(2, 3)) * scaling
     return add_alibi(softcap_scores(scores, softcap), alibi)
 
 
@@ -303,9 +290,9 @@ def attention_to_first(
 ) -> Float[Tensor, "sequence head query"]:
     """Compute the attention of each query after ``first_position`` to this position, which is computed alone.
 
-    ``key`` are the keys of all cells; it is only read at this position: the other keys and all queries are the baseline
-    run's. The attention is e^s / (e^s + r) = sigmoid(s - log r), where s is the score and r the baseline's sum over the
-    other keys, and the sink logit's. Of sigmoid attention it is the share of the row's sum, with sigmoid(s) for e^s.
+    ``key`` are the keys of all cells; the other keys and all queries are the baseline run's. The attention is
+    e^s / (e^s + r) = sigmoid(s - log r), where s is the score and r the baseline's sum over the other keys, and the
+    sink logit's. Of sigmoid attention it is the share of the row's sum, with sigmoid(s) for e^s.
     """
     assert how.queries is not None
     first, cells = how.layout.first_position, len(how.layout.begins)
@@ -320,13 +307,11 @@ def attention_to_first(
     with torch.no_grad():
         scores = _scores(query, before, alibi=alibi, **form)
         mask = how.mask(layer, like=scores)[:, :, 1:]
-        others = log_weights(scores + mask).index_fill(
-            -1, torch.tensor(first, device=scores.device), -math.inf
-        )
+        index = torch.tensor(first, device=scores.device)
+        others = log_weights(scores + mask).index_fill(-1, index, -math.inf)
         rest = add_sink_logits(others.logsumexp(-1), sink)
-    own = (
-        key[:, :, first].unflatten(0, (cells, -1)).transpose(0, 1).transpose(1, 2)
-    )  # a cell's key is one of several
+    # a cell's key is one of several
+    own = key[:, :, first].unflatten(0, (cells, -1)).transpose(0, 1).transpose(1, 2)
     scores = _scores(query, own, **form)
     if alibi is not None:
         scores = scores + (alibi[:, None, None] * first).to(scores.dtype)
@@ -342,7 +327,7 @@ def _own_pattern(
     value: Tensor,
     given: dict[str, Any],
 ) -> Float[Tensor, "sequence head query key"]:
-    """Return the pattern of the own function, which is given whole sequences: other queries are the baseline run's."""
+    """Return the pattern of the own function over whole sequences: other queries are the baseline run's."""
     own, layer, first = how.lens.own_attention, int(module.layer_idx), how.layout.first_position  # type: ignore[arg-type]
     assert own is not None
     if query.shape[2] < how.layout.n_positions:

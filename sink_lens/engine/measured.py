@@ -14,16 +14,14 @@ from .forward import baseline_logits
 from .function_identity import function_hash
 
 Measured = MetricSpec | Metric | Callable[..., Any]
-"""What a sweep can be asked to read: a metric by name, a metric, or a function of the logits."""
 
 
 def resolve_metrics(
     given: Sequence[Measured], lens: LensModel, *, tokens: TokenBatch
 ) -> list[Metric]:
-    """Build the requested metrics for a model and its tokens, in the order given, with unique names.
+    """Build the requested metrics for a model and its tokens, in the order given; refuse two of the same name.
 
-    Metrics asked for by name that would share a name get their options behind it: ``NAME (OPTION VALUE, ...)``. Two
-    that still have the same name are refused.
+    Metrics asked for by name that would share a name get their options behind it: ``NAME (OPTION VALUE, ...)``.
     """
     made = [
         one.make_metric(lens, partial(baseline_logits, lens, tokens))

@@ -33,8 +33,8 @@ def mix_whole_sequences(
 ) -> contextlib.AbstractContextManager[None]:
     """Within the block, a layer's mixer (its part in place of attention) runs over whole sequences.
 
-    ``layout`` tells which positions the cells compute; at all others the mixer gets the baseline's inputs, which
-    ``held`` has. ``keep``, if given, takes the inputs of this pass.
+    At positions that no cell of ``layout`` computes the mixer gets the baseline's inputs, which ``held`` has. ``keep``
+    takes the inputs of this pass.
     """
     component: Any = lens.bridge.blocks[layer].original_component.get_submodule(lens.family.mixer)
     mix = partial(

@@ -33,7 +33,7 @@ class Needs:
     def of_metrics(
         cls, metrics: Sequence[Metric], *, lens: LensModel, cells: Sequence[Cell] = ()
     ) -> "Needs":
-        """Collect all that these metrics read, and what the edits of ``cells`` need."""
+        """Collect all that the metrics read, and what the edits of ``cells`` need."""
         for metric in metrics:
             if metric.positions and not metric.state and not lens.shows_pattern:
                 raise lens.uneditable_error("pattern")
@@ -59,15 +59,13 @@ class Needs:
 
     @property
     def n_layers_needed(self) -> int:
-        """Number of layers that must be computed: one more than the last layer that is read."""
         return max(self.layers) + 1
 
     @property
     def attention_only(self) -> bool:
         """True if only the attention, and not the stream, is read of the last layer that is computed."""
-        return not (
-            self.whole or self.state or any(not SITES[site].observed for site in self.sites)
-        )
+        sites = any(not SITES[site].observed for site in self.sites)
+        return not (self.whole or self.state or sites)
 
     @property
     def makes_logits(self) -> bool:
@@ -87,17 +85,16 @@ class Needs:
         return tuple(sorted(position for position in found if 0 <= position < part.n_positions))
 
     def is_changed_by(self, touches: Touches, *, n_layers: int) -> bool:
-        """Check whether edits of ``touches`` (sites, layers) in ``n_layers`` layers change anything that is read."""
+        """Check whether edits of these sites and layers change anything that is read."""
         if self.whole:
             return True
         for site, layers in touches:
             if not SITES[site].per_layer:
                 continue
-            first = min(range(n_layers) if layers is None else layers)
-            if first + 1 < self.n_layers_needed:
+            after = 1 + min(range(n_layers) if layers is None else layers)
+            if after < self.n_layers_needed:
                 return True
-            if first + 1 == self.n_layers_needed and (
-                self.state or self.sites or ORDER[site] <= ORDER["pattern"]
-            ):
+            early = self.state or self.sites or ORDER[site] <= ORDER["pattern"]
+            if after == self.n_layers_needed and early:
                 return True
         return False

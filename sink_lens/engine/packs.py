@@ -1,7 +1,7 @@
 """Packs of cells, each for one forward: run one after the other, or side by side on the lanes of a CPU.
 
 A pack that does not fit into memory is halved, and so are those that follow it. If a cell fails, the cells of its pack
-are run one by one, so that the others do not fail with it.
+are run one by one.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ Pack = tuple[int, ...]
 Runs = list[tuple[Outcome, list[bool]]]
 """Outcome of each cell's run, and whether each of its edits changed anything."""
 Take = Callable[[int, Outcome, list[bool]], _Found]
-"""Called with a cell's number, what was read of its run, and whether each of its edits changed anything."""
+"""Called with a cell's number, and its run as in ``Runs``."""
 Failed = Callable[[int, Exception], _Found]
 """Called with the number of a cell that fails, and its error."""
 Advance = Callable[[int], object]
@@ -32,11 +32,10 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packs(Generic[_Found]):
-    """Packs to run (cells that share a forward), the function that runs a pack, and the one that takes outcomes."""
+    """Packs to run, the function that runs one on a copy of the model, and the one that takes outcomes."""
 
     packs: Sequence[Pack]
     run: Callable[[Pack, LensModel], Runs]
-    """Runs a pack on a copy of the model."""
     take: Take[_Found]
 
 
@@ -66,11 +65,11 @@ def run_packs(
     With ``lanes``, each pack runs in the lane (thread) that is free next. ``failed`` gets the error of a cell.
     """
     if lanes is None:
-        every = [
+        turns = (
             _run_in_turn(one, one.packs, lens, Event(), failed=failed, advance=advance)
             for one in several
-        ]
-        return list(chain.from_iterable(every))
+        )
+        return list(chain.from_iterable(turns))
     lock = Lock()
 
     def finished(done: int) -> None:
@@ -101,10 +100,8 @@ def _run_in_turn(
             waiting.appendleft(pack[most:])
             pack = pack[:most]
         try:
-            found = [
-                work.take(number, *one)
-                for number, one in zip(pack, work.run(pack, lens), strict=True)
-            ]
+            ran = zip(pack, work.run(pack, lens), strict=True)
+            found = [work.take(number, *one) for number, one in ran]
         except (
             Exception
         ) as error:  # an edit of one's own may raise anything: recorded with its cell
@@ -114,10 +111,10 @@ def _run_in_turn(
                 continue
             if failed is None:
                 raise
-            if len(pack) > 1:  # one of them fails: the others must not fail with it
+            if len(pack) > 1:
                 waiting.extendleft((number,) for number in reversed(pack))
                 continue
-            found = [failed(next(iter(pack)), error)]
+            found = [failed(pack[0], error)]
         advance(len(pack))
         every += found
     return every

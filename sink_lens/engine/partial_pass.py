@@ -25,6 +25,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from ..edits.constructors import ORDER
 from ..edits.hooks import Act
 from ..models.delegation import (
     Masks,
@@ -56,7 +57,7 @@ class Visit:
     readers: list[tuple[int, Take]] = field(default_factory=list)
 
     def apply_edits(self, raw: Tensor, *, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
-        """Apply the edits to ``raw``, and show it to the readers; None if unchanged. ``view`` picks a cell's rows."""
+        """Apply the edits to ``raw``, then show it to the readers; None if unchanged. ``view`` picks a cell's rows."""
         found = None
         for cell, act in self.edits:
             if (new := act(view(raw if found is None else found, cell))) is not None:
@@ -82,12 +83,9 @@ class Known:
     """Input of the down-projection; None in a mixture of experts (not skipped) and where a layer has no MLP module."""
 
     def repeat_in_rows(self, layout: Layout) -> "Known":
-        """Return the same activations, repeated in the rows of a layout's cells."""
         held = {name: getattr(self, name) for name in ("stream", "attention", "z", "neurons")}
-        return replace(
-            self,
-            **{name: layout.values_by_row(one) for name, one in held.items() if one is not None},
-        )
+        rows = {name: layout.values_by_row(one) for name, one in held.items() if one is not None}
+        return replace(self, **rows)
 
 
 _BEFORE_Z = frozenset(
@@ -112,10 +110,9 @@ def skippable_computations(sites: frozenset[str], *, family: Family) -> frozense
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pass:
-    """A pass over some layers: its inputs, and the parts that it computes."""
+    """The inputs of a pass over some layers, and the parts that it computes."""
 
     layout: Layout
-    """The cells, and the rows of each."""
     first: int
     """The layer to begin at; the number of layers is the last norm."""
     last: int
@@ -160,16 +157,13 @@ def partial_pass(
     """
     layout, first, last = asked.layout, asked.first, asked.last
     hooks: list[tuple[str, Any]] = []
-    for (site, layer), visit in sorted(
-        asked.visits.items(), key=lambda item: tuple(SITES).index(item[0][0])
-    ):
+    in_order = sorted(asked.visits.items(), key=lambda item: ORDER[item[0][0]])
+    for (site, layer), visit in in_order:
         view = layout.view_cell_queries if SITES[site].observed else layout.view_cell
         name = bridge_hook_name(SITES[site], family=lens.family, layer=layer)
-        hooks.append(
-            (name, lambda x, hook, visit=visit, view=view: visit.apply_edits(x, view=view))
-        )
+        act = partial(visit.apply_edits, view=view)
+        hooks.append((name, lambda x, hook, act=act: act(x)))
     hooks += [(name, lambda x, hook, take=take: take(x)) for name, take in asked.taps]
-    kept: dict[str, Any] = {"held": asked.held, "keep": asked.keep}
     with contextlib.ExitStack() as stack:
         stack.enter_context(forbid_nested_passes(lens))
         model = stack.enter_context(delegate_attention(lens, layers=range(first, last)))
@@ -179,41 +173,39 @@ def partial_pass(
             _skip_computations(lens, asked.known, skip=asked.skip, stack=stack)
         for layer in lens.mixer_layers:
             if first <= layer < last:
-                stack.enter_context(mix_whole_sequences(lens, layer, layout=layout, **kept))
-        stack.enter_context(register_hooks(lens, hooks))
-        stack.enter_context(
-            attend_by_cell(
-                Attending(
-                    lens=lens,
-                    layout=layout,
-                    queries=asked.queries,
-                    columns=asked.columns,
-                    own_masks=asked.own_masks,
-                    **kept,
+                mixing = mix_whole_sequences(
+                    lens, layer, layout=layout, held=asked.held, keep=asked.keep
                 )
-            )
+                stack.enter_context(mixing)
+        stack.enter_context(register_hooks(lens, hooks))
+        attending = Attending(
+            lens=lens,
+            layout=layout,
+            held=asked.held,
+            keep=asked.keep,
+            queries=asked.queries,
+            columns=asked.columns,
+            own_masks=asked.own_masks,
         )
+        stack.enter_context(attend_by_cell(attending))
         stack.enter_context(torch.set_grad_enabled(asked.gradients))
         if last <= lens.n_layers:
-            ends_early = asked.attention_only and last - 1 in lens.attention_layers
-            module = (
-                attention_component(lens, last - 1) if ends_early else lens.bridge.blocks[last - 1]
-            )
+            module = lens.bridge.blocks[last - 1]
+            if asked.attention_only and last - 1 in lens.attention_layers:
+                module = attention_component(lens, last - 1)
             stack.enter_context(stop_pass_after(module))
-        positions = layout.row_places(lens.device)[1][None]
         inputs: dict[str, Any] = {
             "input_ids": layout.values_by_row(tokens).to(lens.device),
-            "position_ids": positions,
+            "position_ids": layout.row_places(lens.device)[1][None],
         }
         if lens.family.shared_keys:
             inputs["shared_kv_states"] = _baseline_keys_and_values(lens, asked)
         if last <= lens.n_layers or not asked.unembed:
             states: Tensor = model.base_model(**inputs, use_cache=False).last_hidden_state
             return states
-        some = (
-            {} if asked.logits_at is None else {"logits_to_keep": asked.logits_at.to(lens.device)}
-        )
-        out: Tensor = model(**inputs, use_cache=False, **some).logits
+        if asked.logits_at is not None:
+            inputs["logits_to_keep"] = asked.logits_at.to(lens.device)
+        out: Tensor = model(**inputs, use_cache=False).logits
         return out
     return None
 
@@ -245,26 +237,22 @@ def run_unedited_layer(
     found: dict[str, Tensor] = {}
 
     def tap(name: str, site: str) -> Tap:
-        return bridge_hook_name(SITES[site], family=family, layer=layer), partial(
-            found.__setitem__, name
-        )
+        point = bridge_hook_name(SITES[site], family=family, layer=layer)
+        return point, partial(found.__setitem__, name)
 
     taps = [tap("stream", "resid_pre")]
     if layer not in lens.mixer_layers:
-        taps += [
-            (f"blocks.{layer}.attn.hook_out", partial(found.__setitem__, "attention")),
-            tap("z", "z"),
-        ]
+        keep = partial(found.__setitem__, "attention")
+        taps += [(f"blocks.{layer}.attn.hook_out", keep), tap("z", "z")]
     if family.mlp is not None and family.down is not None:
         taps.append(tap("neurons", "neurons"))
     first, stream = (0, None) if begin is None else begin
     layout = Layout(n_sequences=tokens.shape[0], n_positions=tokens.shape[1], begins=(0,))
     given = None if stream is None else layout.values_by_row(stream)
-    partial_pass(
-        lens,
-        tokens,
-        Pass(layout=layout, first=first, last=layer + 1, stream=given, taps=taps, held=held or {}),
+    asked = Pass(
+        layout=layout, first=first, last=layer + 1, stream=given, taps=taps, held=held or {}
     )
+    partial_pass(lens, tokens, asked)
     whole = {name: tensor.reshape(*tokens.shape, -1) for name, tensor in found.items()}
     return Known(layer=layer, neurons=whole.pop("neurons", None), **whole)
 
@@ -272,7 +260,7 @@ def run_unedited_layer(
 def _skip_computations(
     lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack
 ) -> None:
-    """Until ``stack`` closes, the modules ``skip`` return their values in ``known`` instead of computing them."""
+    """Until ``stack`` closes, the modules ``skip`` return their ``known`` values."""
     block = lens.bridge.blocks[known.layer]
     attention = block._modules.get("attn")
     if "attention" in skip:

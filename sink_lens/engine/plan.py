@@ -34,9 +34,9 @@ class Plan:
     path: Path
     """``blocks``: the bridge's blocks with Hugging Face's attention, for cells that can run so; ``bridge``: its own."""
     prompts: int
-    """Number of sequences in a batch of prompts."""
+    """Number of sequences in a forward."""
     pack: int
-    """Number of cells in a forward pass over all positions."""
+    """Number of cells in a forward over all positions."""
     cut: bool = True
     """True if positions before the first edited one are skipped; a forward then takes more cells."""
     lanes: int = 1
@@ -47,7 +47,6 @@ class Plan:
     """How far the worst of the compared numbers was from the bridge's; nan before that."""
 
     def as_json(self) -> str:
-        """Return the text of ``plan.json``."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
@@ -57,11 +56,9 @@ def choose_plan(lens: LensModel, tokens: TokenBatch, needs: Needs, *, n_cells: i
     free = torch.cuda.mem_get_info(lens.device)[0] if on_gpu else psutil.virtual_memory().available
     room = int(_MEMORY_FRAC * free) // bytes_per_token(lens, tokens.n_positions, needs)
     budget = max(1, min(room, _CPU_TOKENS if on_cpu else _GPU_TOKENS))
-    prompts = (
-        tokens.n_sequences
-        if needs.together
-        else min(tokens.n_sequences, max(1, budget // tokens.n_positions))
-    )
+    prompts = tokens.n_sequences
+    if not needs.together:
+        prompts = min(prompts, max(1, budget // tokens.n_positions))
     pack = max(1, min(n_cells, budget // (prompts * tokens.n_positions)))
     lanes = min(torch.get_num_threads(), _MOST_LANES) if on_cpu else 1
     lanes = max(1, min(lanes, -(-n_cells // pack), room // (prompts * pack * tokens.n_positions)))
@@ -92,7 +89,7 @@ def bytes_per_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
 
 
 def read_plan(path: FilePath) -> Plan:
-    """Read the plan that a run began with from its ``plan.json``; refuse a damaged file."""
+    """Read the plan that a run began with; refuse a damaged file."""
     try:
         plan = Plan(**json.loads(path.read_text(encoding="utf-8")))
         counts = (plan.prompts, plan.pack, plan.lanes)

@@ -41,7 +41,7 @@ class Lanes:
     ) -> list[_Found]:
         """Call ``run`` for each item of ``given``, in the lane that is free next; return results in no order.
 
-        ``run`` gets a lane's copy of the model, the item, and an event, which is set once a call has failed.
+        ``run`` gets a lane's copy of the model, the item, and an event that is set once a call has failed.
         """
         work, lock, stop = iter(given), Lock(), Event()
 
@@ -73,13 +73,12 @@ def copy_for_thread(lens: LensModel) -> LensModel:
     shared: dict[int, object] = {id(tensor): tensor for tensor in tensors}
     shared[id(bridge.tokenizer)] = bridge.tokenizer
     with prepare_passes(lens):  # nobody's hooks are copied, and no mode of training
-        return replace(
-            lens, bridge=copy.deepcopy(bridge, shared), state=replace(lens.state, alone=PassLock())
-        )
+        copied = copy.deepcopy(bridge, shared)
+        return replace(lens, bridge=copied, state=replace(lens.state, alone=PassLock()))
 
 
 def make_lanes(lens: LensModel, *, count: int) -> Lanes | None:
-    """Make ``count`` threads; None for one, or if a lock or a tensor with a gradient's history prevents the copies."""
+    """Make ``count`` threads; None for one, or if something in the modules cannot be copied."""
     if count == 1:
         return None
     try:

@@ -109,7 +109,7 @@ def make_checked_run(
     *,
     needs: Needs,
 ) -> BaselineRun:
-    """Make a baseline run for few cells at a time, compared with the bridge; its plan holds the largest deviation."""
+    """Make a baseline run for few cells, compared with the bridge; its plan holds the largest deviation."""
     plan = choose_even_plan(lens, batch, needs)
     lanes = make_lanes(lens, count=plan.lanes)
     plan = plan if lanes is not None else replace(plan, lanes=1)
@@ -127,12 +127,8 @@ def make_checked_run(
     if max(deviations) <= _allowed_deviation(lens, largest):
         baseline_run.plan = replace(plan, n_compared=len(cells), deviation=max(deviations))
         return baseline_run
-    return BaselineRun(
-        lens,
-        batch,
-        plan=make_accurate_engine(lens, batch, cells, metrics, plan=plan).plan,
-        needs=needs,
-    )
+    plan = make_accurate_engine(lens, batch, cells, metrics, plan=plan).plan
+    return BaselineRun(lens, batch, plan=plan, needs=needs)
 
 
 def make_engine(
@@ -183,12 +179,8 @@ def _compare_with_bridge(engine: Engine) -> tuple[float, float, int, Exception |
         found += deviations[1:] if found else deviations
         if len(found) > len(chosen):
             break
-    return (
-        max(found),
-        _allowed_deviation(engine.lens, largest),
-        len(found) - 1,
-        failed if len(found) == 1 else None,
-    )
+    failed = failed if len(found) == 1 else None
+    return max(found), _allowed_deviation(engine.lens, largest), len(found) - 1, failed
 
 
 def _allowed_deviation(lens: LensModel, largest: float) -> float:
