@@ -1,1 +1,1 @@
-"""Read activations: keep tensors (capture), reduce them on the fly (stream), or get attention without the pattern."""
+"""Read activations: keep tensors (capture), reduce them as they come (stream), or get attention without the pattern."""

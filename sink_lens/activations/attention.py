@@ -1,14 +1,14 @@
 """Attention mass, scores and sampled rows without the pattern.
 
 The mass that query i puts on key j is ``exp(s q_i.k_j - lse_i)``, where ``lse`` is the log-sum-exp of the row, which
-fused kernels return. The column of a key therefore costs one small product, and the T x T matrix is never built. While
-a pass is observed, a custom attention function, registered through the Hugging Face attention interface, replaces the
-model's own and gives the same output.
+fused kernels return. The column of a key costs one small product, and the T x T matrix is never built. While a pass is
+observed, a function registered through the Hugging Face attention interface replaces the model's own and gives the same
+output.
 
-Two kernels give a log-sum-exp: ``fused`` (the flash kernel on CPU, the memory-efficient one on CUDA), and
-``eager``, which goes over blocks of query rows and is exact for every family, soft-capped scores included.
-A learned sink logit enters the log-sum-exp, and scales the output. Sigmoid attention has no log-sum-exp: its weights
-are ``sigmoid(s q_i.k_j)``, a key's mass is its weight over the sum of the row, and only the eager kernel does it.
+Two kernels give a log-sum-exp: ``fused`` (the flash kernel on CPU, the memory-efficient one on CUDA), and ``eager``,
+which goes over blocks of query rows and is exact for every family. A learned sink logit enters the log-sum-exp, and
+scales the output. Sigmoid attention has none: its weights are ``sigmoid(s q_i.k_j)``, a key's mass is its weight over
+the sum of the row, and only the eager kernel does it.
 """
 
 import contextlib
@@ -41,11 +41,10 @@ from ..schema import KernelChoice
 OBSERVED = ("mass", "key_scores", "rows", "rotated_q", "rotated_k", "scores", "pattern")
 """Names, beside the sites, that an observed pass can read from a layer's attention.
 
-``mass`` and ``key_scores`` "batch head query key" (the chosen keys only; the mass of sigmoid attention, whose rows
-sum to anything, is the share of the row's sum), ``rows`` "batch head row key" (explicit rows of the pattern),
-``rotated_q`` "batch head query d_head" and ``rotated_k`` "batch kv_head key d_head" (as they enter the product, the
-scale in the query), ``scores`` and ``pattern`` "batch head query key" (the whole matrix). What is masked is -inf in
-``key_scores``, and the least number of the model's type in ``scores``, as on the bridge.
+``mass`` and ``key_scores`` "batch head query key" (the chosen keys only; sigmoid mass as a share of the row's sum),
+``rows`` "batch head row key" (of the pattern), ``rotated_q`` "batch head query d_head" and ``rotated_k`` "batch kv_head
+key d_head" (as they enter the product, the scale in the query), ``scores`` and ``pattern`` "batch head query key" (the
+whole matrix). What is masked is -inf in ``key_scores``, and the least number of the model's type in ``scores``.
 """
 
 _NAME = "sink_lens"
@@ -68,9 +67,8 @@ class Watch:
     rows: Int[Tensor, " row"] | None
     """Positions of ``rows``."""
     put: Put
-    """Receives layer, name and tensor."""
     own: AttentionFunction | None = None
-    """The model's own attention function, which is then called, and whose pattern is read."""
+    """The model's own attention function, whose pattern is then read."""
 
 
 _WATCH: ContextVar[Watch | None] = ContextVar("sink_lens_watch", default=None)
@@ -102,7 +100,7 @@ def choose_kernel(family: Family, *, device: torch.device, asked: KernelChoice =
 
 @contextlib.contextmanager
 def observe_attention(model: PreTrainedModel, *, watch: Watch) -> Iterator[None]:
-    """Within the block, the model's attention is computed here, and what ``watch`` names is passed to its ``put``."""
+    """Within the block, the model's attention is computed here, and ``watch.put`` gets what ``watch`` names."""
     name, mask = _NAME, sdpa_mask
     if watch.own is not None:  # transformers makes no mask for a name without a mask function
         mask = watch.own.mask
@@ -127,7 +125,7 @@ def _observed_attention(
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[Float[Tensor, "batch query head d_value"], None]:
-    """Compute attention in place of transformers' own function; the ``Watch`` gets the observed quantities."""
+    """Compute attention as transformers does; the ``Watch`` gets the observed quantities."""
     watch = _WATCH.get()
     assert watch is not None, "the observed attention function runs inside observe_attention() only"
     if watch.own is not None:
@@ -248,7 +246,7 @@ class AttentionScores:
     softcap: float | None
 
     def key_columns(self, keys: tuple[int, ...]) -> Float[Tensor, "batch head query key"]:
-        """Compute every query's scores for the keys at positions ``keys``; masked ones are -inf."""
+        """Compute the scores of every query for the keys at positions ``keys``; -inf where masked."""
         index = torch.tensor(keys, device=self.key.device)
         scores = self.unmasked_scores(self.query, self.key[:, :, index])
         if self.mask is not None:
@@ -257,7 +255,7 @@ class AttentionScores:
         return scores.masked_fill_(queries[:, None] < index, -math.inf)
 
     def query_rows(self, rows: Int[Tensor, " row"]) -> Float[Tensor, "batch head row key"]:
-        """Compute the scores of the queries at positions ``rows`` for every key; masked ones are -inf."""
+        """Compute the scores of the queries at positions ``rows`` for every key; -inf where masked."""
         scores = self.unmasked_scores(self.query[:, :, rows], self.key)
         if self.mask is not None:
             return scores.add_(self.mask[:, :, rows].float())
@@ -265,7 +263,6 @@ class AttentionScores:
         return scores.masked_fill_(rows[:, None] < keys, -math.inf)
 
     def unmasked_scores(self, query: Tensor, key: Tensor) -> Tensor:
-        """Compute scores of queries for keys before any mask, with the model's scale and soft cap."""
         # group query heads by the kv head that they share
         grouped = query.float().unflatten(1, (key.shape[1], -1))
         scores = (grouped @ key.float().transpose(-1, -2)[:, :, None]).mul_(self.scale)
@@ -296,8 +293,7 @@ def log_sum_exp(
 ) -> Tensor:
     """Compute the log-sum-exp of every row of a layer's scores, "batch head query", without the pattern.
 
-    The ``fused`` kernel needs scores without a soft cap. ``sink`` are learned sink logits, which count as one more
-    score of each row.
+    The ``fused`` kernel needs scores without a soft cap. ``sink`` logits count as one more score of each row.
     """
     if kernel == "fused":
         _check_fused_kernel(score.query.device.type, score.query.dtype, score.query.shape[-1])
@@ -313,7 +309,7 @@ def log_sum_exp(
 def _fused_attention(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Tensor, Float[Tensor, "batch head query"]]:
-    """Compute the output and each row's log-sum-exp with the fused kernel; without a ``mask`` it is causal."""
+    """Compute the output and each row's log-sum-exp; without a ``mask`` it is causal."""
     groups, d_value = query.shape[1] // key.shape[1], value.shape[-1]
     if query.shape[-1] != d_value:  # latent attention; the kernels take one width
         widest = max(query.shape[-1], d_value)
@@ -336,7 +332,7 @@ def _fused_attention(
 
 
 def _align_rows(mask: Float[Tensor, "#batch 1 query key"]) -> Float[Tensor, "#batch 1 query key"]:
-    """Lay out a mask so that its rows begin at multiples of 16 numbers, as the CUDA kernel requires."""
+    """Let rows begin at multiples of 16 numbers, as the CUDA kernel requires."""
     length = mask.shape[-1]
     return nn.functional.pad(mask, (0, -length % 16))[..., :length]
 

@@ -1,9 +1,9 @@
 """One forward pass: its tokens are checked, and each tensor is passed to a function as soon as it is computed.
 
 The functions are registered at hook points of the bridge. Its blocks run with Hugging Face's attention inside
-(``models.delegation``), so that a fused kernel can compute it and the pattern is never made. What is read of the
-attention itself (``attention.OBSERVED``) then comes from the attention function: a log-sum-exp has no hook point. A
-model that can only be measured has no bridge: module hooks read its plain module.
+(``models.delegation``), so that a fused kernel can compute it; what is read of the attention itself
+(``attention.OBSERVED``) then comes from the attention function. A model that can only be measured has no bridge: module
+hooks read its plain module.
 """
 
 import contextlib
@@ -71,8 +71,8 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
 
     Raises:
         ModelError: the model was changed since it was wrapped.
-        InputError: the sequences are longer than the model's context, or have ids outside its vocabulary; or texts
-            that are rotated otherwise alone stand in one batch.
+        InputError: sequences are longer than the model's context, have ids outside its vocabulary, or are rotated
+            otherwise alone than in this batch.
     """
     check_unchanged(lens)
     limit = lens.n_context
@@ -108,7 +108,7 @@ def check_tokens(lens: LensModel, batch: TokenBatch) -> None:
 
 
 def sequences_per_forward(asked: int | None, n_positions: int) -> int:
-    """Return ``asked``; if that is None as many sequences as have 2,048 positions together, at least one."""
+    """Return ``asked``; None is as many sequences as have 2,048 positions together, at least one."""
     return max(1, _TOKENS_A_FORWARD // n_positions) if asked is None else asked
 
 
@@ -117,8 +117,8 @@ def pieces_by_length(
 ) -> Iterator[tuple[Int[Tensor, " sample"], TokenBatch]]:
     """Yield pieces of a batch, each for one forward pass: the sequences' indices, and their tokens cut to the longest.
 
-    The lengths of a piece's sequences are within a factor of 2, so that the same query positions can be sampled in all.
-    A piece has at most ``batch_size`` sequences; None takes as many as have 2,048 positions together.
+    The lengths in a piece are within a factor of 2, so that the same query positions can be sampled in all. A piece has
+    at most ``batch_size`` sequences; None takes as many as have 2,048 positions together.
     """
     if batch_size is not None and batch_size < 1:
         raise InputError(f"the batch size is {batch_size}; need at least 1. Give a larger one.")
@@ -146,9 +146,9 @@ def forward(
 ) -> None:
     """Run the model up to the last layer that is read, without its unembedding, and pass what is read to ``put``.
 
-    ``wanted`` is layer -> sites and observed names; the final norm's output is at layer ``n_layers``. ``put`` is called
-    with layer, name and tensor. ``keys`` are positions for ``mass`` and ``key_scores``, ``rows`` those of queries. A
-    ``kernel`` of None keeps the model's own attention. ``plain`` runs the plain module even where there is a bridge.
+    ``wanted`` is layer -> sites and observed names; the final norm's output is at layer ``n_layers``. ``keys`` are
+    positions for ``mass`` and ``key_scores``, ``rows`` those of queries. A ``kernel`` of None keeps the model's own
+    attention. ``plain`` runs the plain module even where there is a bridge.
 
     Raises:
         KernelError: a hook of the user's is at the scores or the pattern, which this pass does not make.

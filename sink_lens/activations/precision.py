@@ -2,7 +2,7 @@
 
 The stream of a sink token holds a value of thousands beside values of one. In bfloat16 numbers of that size are 16 to
 128 apart, and the layer that erases the value leaves that error behind. A few short sequences are run in the model's
-own type and with its weights widened to float32, which is exact.
+own type and with its weights widened to float32.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ _SEQUENCES, _LENGTH = 4, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """Distance of a model's logits from those of the same weights in float32; relative to their standard deviation."""
+    """Distance of a model's logits from those of the same weights in float32."""
 
     dtype: str
     position: int
@@ -50,7 +50,6 @@ class Rounding:
         return not self.at_position < USELESS
 
     def sentence(self) -> str:
-        """Say how far the logits are from float32, why, and what to do."""
         if math.isfinite(self.at_position):
             found = f"are off by {self.at_position:.0%} of their spread ({self.elsewhere:.1%} at other positions)"
         else:
@@ -105,7 +104,7 @@ def measure_rounding(lens: LensModel, batch: TokenBatch, *, position: int) -> Ro
 
 @contextlib.contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Within the block, each module computes in float32; its weights are widened only while it runs."""
+    """Within the block, each module computes in float32; its weights are widened while it runs."""
 
     def widen(module: nn.Module, args: Any) -> None:
         held = {

@@ -1,8 +1,4 @@
-"""``capture`` keeps tensors; ``stream`` keeps only numbers computed from them.
-
-Both read the bridge's blocks at their hook points (``activations.forward``); ``activations.attention`` reads what has
-no hook point.
-"""
+"""``capture`` keeps tensors; ``stream`` keeps only numbers computed from them."""
 
 from collections.abc import Mapping, Sequence
 from math import prod
@@ -59,21 +55,21 @@ def stream(
     """Compute readings of every layer, over any number of sequences, in bounded memory.
 
     This takes one pass of the bridge's blocks, without the unembedding, up to the last layer that a reading needs; a
-    layer's tensors are dropped when they were read. The observed attention function replaces the bridge's own, and
+    layer's tensors are dropped once they were read. The observed attention function replaces the bridge's own, and
     dropout is off. Hooks that the caller put on the bridge act; those at the scores or the pattern are refused, since
     this pass makes neither.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
-        tokens: the sequences, or texts; a plain tensor has no padding. However they were given, a reading sees a text
-            a row, from position 0 on and padded on the right, and its results lie so.
-        readings: the readings to compute; their names must differ.
+        tokens: the sequences, or texts; a plain tensor has no padding. However they were given, a reading sees a text a
+            row, from position 0 on and padded on the right, and its results lie so.
+        readings: computed in this pass; their names must differ.
         keys: key positions for ``mass`` and ``key_scores``, from each text's first token on.
         rows: query positions for ``rows``.
         kernel: ``fused``, ``eager``, or ``auto``, which takes the fused kernel if it is exact.
         batch_size: sequences per forward pass; None takes as many as have 2,048 positions together.
         progress: show a progress bar.
-        label: text of the progress bar.
+        label: its text.
 
     Raises:
         SiteError: the family lacks a site, or its hook point did not fire.
@@ -113,7 +109,7 @@ def stream_batch(
     label: str = "reading",
     sequences: Sequence[int] | None = None,
 ) -> Streamed:
-    """Do as ``stream`` with checked tokens; errors number the sequences by ``sequences``, from 0 on if that is None."""
+    """Do as ``stream`` with checked tokens; errors number the sequences by ``sequences`` (None: from 0 on)."""
     wanted = _names_to_read(lens, readings)
     check_positions([*keys, *([] if rows is None else rows.tolist())], batch)
     needed = {name for names in wanted.values() for name in names}
@@ -174,16 +170,16 @@ def capture(
 ) -> Captured:
     """Keep the tensors of sites for all sequences, on the CPU, in the model's type.
 
-    The size of the result is computed first; a capture that would take over 80% of the free memory is refused.
+    A capture that would take over 80% of the free memory is refused.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
         tokens: sequences, texts, or what a tokenizer or a collator returns, whose tensors lie where their tokens were
             given, nan elsewhere (and between texts that are packed into a row). Padding of a batch is captured too.
         sites: names from ``sink_lens.models.sites``.
-        layers: layers to capture, -1 the last; None means all (in a hybrid, those that have the sites).
-        positions: positions in each text to capture (query positions for scores and pattern), 0 its first token and -1
-            its last; the first axis is then the texts, nan where a text has ended. None means all.
+        layers: -1 is the last; None means all (in a hybrid, those that have the sites).
+        positions: positions in each text (of queries for scores and pattern), 0 its first token and -1 its last; the
+            first axis is then the texts, nan where a text has ended. None means all.
         path: ``bridge`` runs the bridge with its own attention, ``plain`` the plain module. ``auto`` runs the bridge's
             blocks with a fused kernel, or with the bridge's own attention if scores or pattern are read. It runs the
             plain module if there is no bridge, or if the bridge does not show a site as the model uses it.
@@ -305,7 +301,7 @@ def bytes_to_capture(
     layers: Sequence[int],
     positions: Sequence[int] | None = None,
 ) -> int:
-    """Compute the exact size in bytes of the tensors that ``capture`` would keep with these arguments."""
+    """Compute the size in bytes of the tensors that ``capture`` would keep."""
     n_values = 0
     shape = (batch.n_sequences, batch.n_positions) if batch.given is None else batch.given.shape
     for site in (SITES[name] for name in sites):
@@ -396,7 +392,7 @@ class _ReadingPass:
     def refuse_nan(self, sequences: Sequence[int]) -> None:
         """Refuse a pass in which what was read of a real token is nan.
 
-        A nan in the stream spreads to the attention of later tokens, so the stream is read once more to find its token.
+        A nan in the stream spreads to later tokens, so the stream is read once more to find the first.
         """
         flags = list(self.nan.values())
         copy_lists_to_cpu([flags])

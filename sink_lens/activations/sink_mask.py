@@ -7,7 +7,7 @@
   least ``LEAST_RATE``. Averaged over sequences it gives the sink *positions* that a trace and a card study.
 
 All come from one pass of the plain model without its unembedding: attention from up to 64 sampled rows of each
-sequence, norms from the residual stream. Nothing is kept but one number per token.
+sequence, norms from the residual stream.
 """
 
 import itertools
@@ -50,7 +50,7 @@ Rule = Literal["attention", "norm", "either", "rate"]
 LEAST: dict[Rule, float] = {"attention": LEAST_SHARE, "norm": LEAST_NORM}
 """Rule of a gap -> least median score of the marked tokens."""
 LEAST_RATE = 0.05
-"""A token, or a position, is a sink by the rule ``rate`` where at least this share of layers and heads have it."""
+"""By the rule ``rate`` a sink has at least this share of layers and heads."""
 MOST_POSITIONS = 4
 """Most sink positions of a model that are studied."""
 
@@ -67,18 +67,17 @@ def sink_mask(
 
     The threshold is the middle of a gap in the scores of these tokens. Without a gap nothing is marked, and a warning
     is logged: there is no sink, or these tokens do not decide it. What decided is logged as INFO. For a data set that
-    is read in chunks, find the threshold once on many tokens
-    (``score_gap(sink_scores(lens, tokens), least=LEAST["attention"])``) and pass it with every chunk.
+    is read in chunks, find the threshold once on many tokens (``score_gap(sink_scores(lens, tokens),
+    least=LEAST["attention"])``) and pass it with every chunk.
 
-    By attention, a token is judged by the later tokens of its sequence, so the last token of a sequence is never
-    marked, and sequences of fewer than about 16 tokens show little. The cost is one forward pass without the
-    unembedding.
+    By attention, a token is judged by the later tokens of its sequence, so its last token is never marked, and
+    sequences of fewer than about 16 tokens show little. The cost is one forward pass without the unembedding.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
         tokens: sequences, texts, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
-        by: the rule, one of ``attention``, ``norm``, ``either`` and ``rate``. ``either`` also marks two massive tokens
-            that share a sequence's attention, of which neither has enough to be marked by ``attention``.
+        by: ``either`` also marks two massive tokens that share a sequence's attention, of which neither has enough to
+            be marked by ``attention``.
         threshold: mark tokens whose score is at least this; if None the gap decides, or ``LEAST_RATE`` for ``rate``.
         batch_size: sequences per forward pass; None takes as many as have 2,048 positions together.
 
@@ -100,7 +99,7 @@ def mark_sinks(
     threshold: float | None = None,
     batch_size: int | None = None,
 ) -> tuple[Bool[Tensor, "batch position"], dict[str, "Answer"]]:
-    """Do as ``sink_mask``, with a text a row; return the answers of the gaps, with their texts, and log none."""
+    """Do as ``sink_mask``, with a text a row; return the answers of the gaps by their texts, and log none."""
     said: dict[str, Answer] = {}
     if by == "either" and threshold is not None:
         raise InputError(
@@ -127,7 +126,7 @@ def sink_scores(
     By ``attention``: how many times its fair share of attention the token receives, mean over layers
     (``measures.sink_tokens.share_score``). By ``norm``: its norm over the median of its sequence, in the layer where
     this is largest. By ``rate``: the share of layers and heads whose sink score at the token passes 0.3; nan where too
-    few queries follow to tell. Arguments and errors are those of ``sink_mask``.
+    few queries follow to tell.
     """
     lens, batch = resolve(model, tokens)
     return as_given(_scores_by_rule(lens, batch, (by,), batch_size=batch_size)[by], batch.given)
@@ -163,10 +162,10 @@ def _summing_reading(sums: "Received | Norms") -> Reading:
 def sink_rate_reading(threshold: float, *, shares: bool = False) -> Reading:
     """Make a reading of each token's sink rate: the share of heads whose mean attention to it passes the threshold.
 
-    The mean is over the sampled queries from the token on; in a layer with a sliding window, over those whose window
-    holds the token. The rate is nan where too few queries see the token (``attention.fewest_queries``), and at all
-    tokens of a sequence, or a layer, whose sampled queries would give the first token a score above the threshold by
-    uniform attention. With ``shares`` each weight is divided by the sum of its row first.
+    The mean is over the sampled queries from the token on whose window holds it. The rate is nan where too few queries
+    see the token (``attention.fewest_queries``), and at all tokens of a sequence, or a layer, whose sampled queries
+    would give the first token a score above the threshold by uniform attention. With ``shares`` each weight is divided
+    by the sum of its row first.
     """
 
     def rate(view: LayerView) -> Tensor:
@@ -191,7 +190,7 @@ def sink_rate_reading(threshold: float, *, shares: bool = False) -> Reading:
 def fewest_tokens_for_rates(threshold: float) -> int:
     """Return the length from which sequences have sink rates at a threshold of ``LEAST_SINK_THRESHOLD`` or more.
 
-    It is ``attention.fewest_tokens``, and more for thresholds below 0.074, since 64 queries are sampled: 117 at 0.05.
+    It is more than ``attention.fewest_tokens`` for thresholds below 0.074, since 64 queries are sampled: 117 at 0.05.
     """
     lengths = itertools.count(math.ceil(fewest_queries(threshold=threshold)))
     return next(n for n in lengths if (1 / (sampled_queries(n) + 1)).mean() < threshold)
@@ -205,10 +204,7 @@ def sink_rates(
     kernel: KernelChoice = "auto",
     batch_size: int | None = None,
 ) -> Float[Tensor, "layer batch position"]:
-    """Compute each token's sink rate by layer, in one pass: the share of heads whose sink score passes the threshold.
-
-    It is nan at tokens that too few queries see. For ``kernel`` and ``batch_size`` see ``stream``.
-    """
+    """Compute each token's sink rate by layer, in one pass; nan at tokens that too few queries see."""
     reading = sink_rate_reading(threshold, shares=lens.family.sigmoid)
     found: Tensor | None = None
     for where, part in pieces_by_length(tokens, batch_size=batch_size):
@@ -236,8 +232,8 @@ def sink_positions(
 ) -> tuple[int, ...]:
     """Return the positions whose mean sink rate over layers and sequences is at least ``min_rate``, highest first.
 
-    ``rates`` come from ``sink_rates``. Only positions before ``shortest``, the length of the shortest sequence, are
-    in every sequence and can be sink positions. At most ``MOST_POSITIONS`` are returned.
+    Only positions before ``shortest``, the length of the shortest sequence, can be. At most ``MOST_POSITIONS`` are
+    returned.
     """
     rate = rates.nanmean(dim=(0, 1))[:shortest]
     order = rate.nan_to_num(0.0).argsort(descending=True, stable=True)
@@ -250,18 +246,17 @@ class Received:
 
     site: ClassVar = "rows"
     rows: Int[Tensor, " row"]
-    """The sampled query positions."""
+    """The positions of the sampled queries."""
     sigmoid: bool
-    """True if the model's attention is sigmoid, whose rows sum to anything."""
     shares: Float[Tensor, "batch row key"] | None = None
     layers: Int[Tensor, "row key"] | None = None
-    """Number of layers in which the query sees the key."""
+    """In how many the query sees the key."""
     seen: dict[int | None, Bool[Tensor, "row key"]] = field(default_factory=dict)
     """Sliding window, or None -> which keys each row sees."""
 
     @classmethod
     def empty(cls, lens: LensModel, part: TokenBatch) -> "Received":
-        """Return sums of no layer yet, for the sequences ``part``; refuse sequences of one token."""
+        """Begin with the sequences ``part``; refuse sequences of one token."""
         if part.n_positions < 2:
             raise InputError(
                 "a sequence has a single token; need at least 2, so that a later one could attend to it"
@@ -269,7 +264,7 @@ class Received:
         return cls(rows=sampled_queries(part.n_positions, first=1), sigmoid=lens.family.sigmoid)
 
     def add(self, view: LayerView) -> Float[Tensor, "batch row key"]:
-        """Add a layer's attention to the sums, and return the attention in fair shares."""
+        """Add a layer's attention, and return it in fair shares."""
         rows = row_shares(view["rows"]) if self.sigmoid else view["rows"]
         assert view.rows is not None
         reach = None if view.reach is None or view.reach > rows.shape[3] else view.reach
@@ -284,7 +279,7 @@ class Received:
         return shares
 
     def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
-        """Return each token's score by the rule ``attention``; nan at padding."""
+        """Return each token's score; nan at padding."""
         assert self.shares is not None
         assert self.layers is not None
         valid = valid.to(self.shares.device)
@@ -299,13 +294,13 @@ class Received:
 
 @dataclass(slots=True, kw_only=True)
 class Norms:
-    """For each token, the largest ratio of its norm to the median of its sequence, over the layers so far."""
+    """For each token, the largest ratio so far of its norm to the median of its sequence."""
 
     site: ClassVar = "resid_post"
     largest: Float[Tensor, "batch position"] | None = None
 
     def add(self, view: LayerView) -> Float[Tensor, "batch position"]:
-        """Update the largest norm ratios with a layer's, and return the layer's norm ratios."""
+        """Update the ratios with a layer's, and return those."""
         ratio = ratios_to_median_norm(view["resid_post"].float().norm(dim=-1), valid=view.valid)
         if self.largest is None:
             self.largest = ratio
@@ -314,15 +309,15 @@ class Norms:
         return ratio
 
     def scores(self, valid: Bool[Tensor, "batch position"]) -> Float[Tensor, "batch position"]:
-        """Return each token's score by the rule ``norm``; nan at padding."""
+        """Return each token's score; nan at padding."""
         assert self.largest is not None
         return self.largest.cpu().masked_fill(~valid.cpu(), math.nan)
 
 
 Answer = Literal["marked", "none", "undecided"]
-"""Tokens are marked; there is no sink; or these tokens do not decide whether there is one."""
+"""The tokens may not decide whether there is a sink."""
 _FEWEST_TOKENS = 16
-"""A text of fewer tokens shows little of what attention its first ones draw."""
+"""Fewer tokens show little of what attention the first ones draw."""
 
 
 def gap_answer(
@@ -332,10 +327,7 @@ def gap_answer(
     by: Rule,
     least: float | None = None,
 ) -> tuple[Answer, str]:
-    """Say whether tokens are marked by the gap ``found`` in the scores of rule ``by``, and in a sentence why.
-
-    ``least`` is the least score of a sink.
-    """
+    """Say whether tokens are marked by the gap ``found`` in the scores of rule ``by``, and in a sentence why."""
     known, least = scores[~scores.isnan()], LEAST[by] if least is None else least
     what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]
     sink = {"attention": "sink", "norm": "massive activation"}[by]

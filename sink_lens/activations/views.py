@@ -1,4 +1,4 @@
-"""Readings, with the view of one layer that they are given, and the results of a pass: numbers or captured tensors."""
+"""Readings, with the view of one layer that they are given, and the results of a pass."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
@@ -21,28 +21,28 @@ from ..records import display
 from ..text import as_ranges
 
 _SEEN_AT = {"mass": "pattern", "rows": "pattern", "key_scores": "scores"}
-"""Names of ``attention.OBSERVED`` -> the site that has them where it is computed."""
+"""Names of ``attention.OBSERVED`` -> the site to compute them from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerView:
-    """The input of a reading: the tensors of one layer for the sequences of one forward pass."""
+    """The tensors of one layer for the sequences of one forward pass."""
 
     layer: int
     tensors: Mapping[str, Tensor]
-    """Site or observed name -> tensor. These are the model's own tensors: a reading must not change them in place."""
+    """Site or observed name -> the model's own tensor: a reading must not change it in place."""
     valid: Bool[Tensor, "batch position"]
     """True at real tokens, false at padding."""
     tokens: Int[Tensor, "batch position"]
     rows: Int[Tensor, " row"] | None
     """The query positions of ``rows``."""
     reach: int | None = None
-    """Number of positions that a query of the layer sees, itself included; None without a sliding window."""
+    """Number of positions that a query sees, itself included; None without a sliding window."""
     labelled: Bool[Tensor, "batch position"] | None = None
     """True at tokens whose loss counts (``TokenBatch.labelled``); None counts all."""
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return the layer's tensor of a site; refuse a site that is not among the reading's sites."""
+        """Return a tensor; refuse a site that is not among the reading's sites."""
         if name not in self.tensors:
             raise InputError(
                 f"the reading asked for {', '.join(self.tensors)}, and reads {name!r}; need every site that is read in "
@@ -59,9 +59,9 @@ class Reading:
     sites: tuple[str, ...]
     """Sites of ``sink_lens.models.sites``, or names of ``capture.attention.OBSERVED``."""
     function: Callable[[LayerView], Tensor | None]
-    """Function that returns a tensor with the sequence as first axis, or None if it keeps sums itself."""
+    """Returns a tensor with the sequence as first axis, or None if it keeps sums itself."""
     layers: frozenset[int] | None = None
-    """Layers to read; None means every layer."""
+    """None means every layer."""
 
     def reads_layer(self, layer: int) -> bool:
         return self.layers is None or layer in self.layers
@@ -84,8 +84,7 @@ class Reading:
     ) -> list[tuple[str, Callable[..., None]]]:
         """Make hooks of the bridge from the reading, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)``.
 
-        They read the run as the hooks before them in the list have edited it. ``mass``, ``rows`` and ``key_scores``
-        are taken from the hook points of the pattern and the scores.
+        They read the run as the hooks before them in the list have edited it.
 
         Args:
             model: what ``load`` takes, or a ``LensModel``.
@@ -179,14 +178,13 @@ class Streamed:
     """Results of the readings over all sequences."""
 
     values: Mapping[str, Mapping[int, Tensor]]
-    """Reading -> layer -> tensor, whose first axis is the sequences in their order."""
+    """Reading -> layer -> tensor, whose first axis is the sequences."""
     kernel: str
-    """The attention kernel of the pass: fused, eager, or the model's own if no attention was read."""
+    """The attention kernel of the pass; the model's own if no attention was read."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Reading of the attention -> the layers that it skipped for lack of a site, in words."""
     n_layers: int = 0
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """Notes on the model, such as that its weights are quantised."""
 
     def _repr_html_(self) -> str:
         rows = []
@@ -220,8 +218,7 @@ class Streamed:
     def stacked(self, name: str) -> Tensor:
         """Stack the tensors of a reading at all its layers along a new first axis.
 
-        Layers that the reading skipped, since they have no attention or no keys of their own, are nan. A reading that
-        does not exist or gave nothing is refused.
+        Layers that the reading skipped, since they have no attention or no keys of their own, are nan.
         """
         by_layer = self._results_of(name)
         if name not in self.skipped:
@@ -234,7 +231,7 @@ class Streamed:
     def frame(self, name: str, *, axes: Sequence[str] = ()) -> pd.DataFrame:
         """Make a tidy table of a reading: layer, sequence, one column of indices per further axis, value.
 
-        The number of ``axes`` names must be that of the axes after the sequence. An unknown reading is refused.
+        The number of ``axes`` names must be that of the axes after the sequence.
         """
         frames = []
         for layer, tensor in sorted(self._results_of(name).items()):
@@ -270,11 +267,9 @@ class Captured:
 
     tensors: dict[tuple[str, int], Tensor] = field(repr=False)
     positions: tuple[int, ...] | None
-    """The captured positions (query positions for scores and pattern); None means all."""
+    """None means all."""
     path: str
-    """``plain`` or ``bridge``."""
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """Notes on the model, such as that its weights are quantised."""
 
     def _repr_html_(self) -> str:
         rows = [
@@ -287,7 +282,7 @@ class Captured:
         return display.result_html(said, frame, notes=self.notes)
 
     def __getitem__(self, key: tuple[str, int] | str) -> Tensor:
-        """Return the tensor of a site at a layer, or of a site without layers by its name alone."""
+        """Return the tensor of a site at a layer; a site without layers has its name alone."""
         place = (key, 0) if isinstance(key, str) else key
         if place not in self.tensors:
             kept = ", ".join(f"{site!r}, {layer}" for site, layer in self.tensors)

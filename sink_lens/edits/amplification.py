@@ -1,8 +1,8 @@
 """Variance amplification: move a token's aggregated value away from a centre, or towards it.
 
 The edit is ``z_p <- mu + factor (z_p - mu)`` at the input of W_O (arXiv 2605.06611). The centre mu is the mean of the
-*value* vectors over random tokens (as in the paper's code), the mean of the aggregated values, or none. Without a
-centre the edit is the norm-only control: it scales the token's vector and keeps its direction.
+*value* vectors over random tokens (as in the paper's code), the mean of the aggregated values, or none: the norm-only
+control, which keeps the vector's direction.
 """
 
 from collections.abc import Mapping, Sequence
@@ -30,29 +30,29 @@ _LENGTH = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CentringMeans:
-    """The mean value and the mean aggregated value of each head over random tokens, for each layer with attention."""
+    """Each head's mean value and mean aggregated value over random tokens, for each layer with attention."""
 
     values: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
-    """Mean value vectors that a layer attends to; each key-value head is repeated for the query heads that share it."""
+    """Those that a layer attends to; each key-value head is repeated for the query heads that share it."""
     aggregated: Mapping[int, Float[Tensor, "head d_head"]] = field(repr=False)
-    """Mean aggregated values z, at the family's site of them (``Family.aggregated_site``)."""
+    """At the family's site of them (``Family.aggregated_site``)."""
     n_tokens: int
     seed: int
 
     def of_centre(self, centre: Centre) -> Mapping[int, Tensor]:
-        """Return the means of the centre ``values`` or ``aggregated``, by layer; any other centre is refused."""
+        """Return the means of a centre by layer; refuse one without means."""
         if centre not in ("values", "aggregated"):
             raise InputError(f"the centre {centre!r} has no means; need values or aggregated")
         return self.values if centre == "values" else self.aggregated
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the means of each layer under a name such as ``values.3``, as a safetensors file stores them."""
+        """Return the means under names such as ``values.3``."""
         named = {f"values.{layer}": tensor for layer, tensor in self.values.items()}
         return named | {f"aggregated.{layer}": tensor for layer, tensor in self.aggregated.items()}
 
 
 def usable_centres(lens: LensModel) -> tuple[Centre, ...]:
-    """Return the centres that ``amplify`` can use on this model: not ``values`` if a gate multiplies value averages."""
+    """Return the centres that ``amplify`` can use: not ``values`` if a gate multiplies value averages."""
     return tuple(
         centre for centre in CENTRES if centre != "values" or lens.family.aggregated_site == "z_raw"
     )
@@ -68,8 +68,8 @@ def centring_means(
 ) -> CentringMeans:
     """Compute each head's mean value and mean aggregated value over random tokens, in sequences of 64 without BOS.
 
-    This takes one pass of the plain model over ``n_tokens`` tokens, at least 64, which are drawn with ``seed``. It ends
-    with the last of ``layers``; None is all that have attention.
+    This takes one pass of the plain model over ``n_tokens`` tokens, at least 64. It ends with the last of ``layers``;
+    None is all that have attention.
     """
     lens = as_lens(model)
     site = lens.family.aggregated_site
@@ -130,11 +130,11 @@ def amplify(
     Args:
         factor: factor of the deviation from the centre; 1 changes nothing.
         positions: the token positions to edit.
-        layers: the layers to edit; they should come before the layers that are observed.
-        centre: ``values``, ``aggregated``, or ``none`` (the norm-only control).
+        layers: they should come before the layers that are observed.
+        centre: ``none`` is the norm-only control.
         means: the result of ``centring_means``; not needed if the centre is ``none``.
         heads: query heads; None means all.
-        site: the site of the aggregated values: ``lens.family.aggregated_site``.
+        site: that of the aggregated values: ``lens.family.aggregated_site``.
         label: name of the edit.
 
     Raises:

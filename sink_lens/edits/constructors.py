@@ -25,7 +25,6 @@ from ..models.weights import mlp_weights
 from .part import AXES, Indices, Part, SweptWhere, Where, check_index, indices_of_argument
 
 ORDER = {name: place for place, name in enumerate(SITES)}
-"""The order in which a layer computes its sites."""
 
 
 class EditError(InputError):
@@ -39,13 +38,13 @@ class At:
     layer: int
     part: Part
     sequences: slice
-    """The sequences of the whole batch that this pass runs."""
+    """Those of the whole batch that this pass runs."""
     n_sequences: int
     positions: Int[Tensor, " value"]
     valid: Bool[Tensor, "batch position"]
-    """True at real tokens; covers all positions, not only the changed ones."""
+    """True at real tokens, of all positions."""
     read: Tensor | None
-    """All values of the site that the edit ``reads``, in this layer and pass, after the edits of that site."""
+    """All values of the site that the edit ``reads``, after the edits of that site."""
 
 
 Change = Callable[[Tensor, At], Tensor]
@@ -63,23 +62,24 @@ class Edit:
     units: Indices = None
     keys: Indices = None
     reads: str | None = None
-    """A site of the same layer, computed before this one, whose values the change needs."""
+    """A site of the same layer, computed before this one."""
     label: str = ""
     whole_batch: bool = False
     """True if the new values of a sequence hang on other sequences, so that a pass must have all of them."""
     hides: bool = False
     """True if it is of the scores, and only hides keys from queries: an attention function of the user's own has no
-    scores, and is given a mask that hides them."""
+    scores, and is given a mask that hides them.
+    """
     holds_values: bool = False
     """True if its new values belong to the chosen indices alone: a random control of other indices has none."""
     kind: str = ""
-    """The name by which a grid has this edit, a key of ``named_edits.KINDS``; empty if it has none."""
+    """The name by which a grid has this edit, a key of ``named_edits.KINDS``."""
     factor: float | None = None
-    """The factor, or the number, that a grid gives such an edit."""
+    """The factor, or the number, of a grid's edit."""
     each: tuple[str, ...] = ()
     """The axes, such as ``heads``, of which ``sweep`` edits one index after another; no other call takes the edit."""
     laid: Callable[[Given], Change] | None = None
-    """Makes the change for texts that were given elsewhere, of an edit that has values or marks of their tokens."""
+    """Makes the change for texts that were given elsewhere, if it has values or marks of their tokens."""
 
     @property
     def part(self) -> Part:
@@ -89,7 +89,7 @@ class Edit:
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
     def with_layers_from_start(self, n_layers: int) -> "Edit":
-        """Return the edit with layers counted from 0 (-1 becomes ``n_layers`` - 1); a repeated layer is refused."""
+        """Return the edit with layers counted from 0; refuse a repeated one."""
         if all(layer >= 0 for layer in self.layers or ()):
             return self
         layers = layers_from_zero(self.layers or (), n_layers if SITES[self.site].per_layer else 1)
@@ -115,7 +115,7 @@ def edit(
     and has the values of the site ``reads``.
 
     A pass has some of the sequences. An edit whose new values of a sequence hang on other sequences, such as a mean
-    over them or a permutation, is refused when it is made, unless ``whole_batch`` says so: then each pass has all.
+    over them, is refused when it is made, unless ``whole_batch`` says so: then each pass has all.
 
     However the texts were given, padded on the left or packed, the function sees a text a row, from position 0 on, with
     padding behind it: ``values[:, -1]`` is the end of the longest text alone. ``at.valid`` is False at padding.
@@ -172,7 +172,7 @@ def zero(site: str, **where: Unpack[SweptWhere]) -> Edit:
 
 
 def set_value(site: str, value: float, **where: Unpack[SweptWhere]) -> Edit:
-    """Make an edit that sets the values of a site that ``where`` chooses, as for ``zero``, to the number ``value``."""
+    """Make an edit that sets the values of a site that ``where`` chooses, as for ``zero``, to a number."""
     where.setdefault("label", f"{site} = {value:g}")
     return _named_edit("set", site, lambda x, at: torch.full_like(x, value), factor=value, **where)
 
@@ -230,7 +230,7 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
 
 
 def scale(site: str, factor: float, **where: Unpack[SweptWhere]) -> Edit:
-    """Make an edit that multiplies the values of a site that ``where`` chooses, as for ``zero``, by ``factor``."""
+    """Make an edit that multiplies the values of a site that ``where`` chooses, as for ``zero``."""
     where.setdefault("label", f"{site} x {factor:g}")
     return _named_edit("scale", site, lambda x, at: x * factor, factor=factor, **where)
 
@@ -238,11 +238,7 @@ def scale(site: str, factor: float, **where: Unpack[SweptWhere]) -> Edit:
 def clamp(
     site: str, *, low: float | None = None, high: float | None = None, **where: Unpack[Where]
 ) -> Edit:
-    """Make an edit that limits the chosen values of a site to at least ``low`` and at most ``high``; None is no limit.
-
-    Raises:
-        InputError: no bound is given, or the lower bound is above the upper bound.
-    """
+    """Make an edit that limits the chosen values of a site to at least ``low`` and at most ``high``."""
     if low is None and high is None:
         raise InputError("clamp was given neither low nor high; need at least one bound")
     if low is not None and high is not None and low > high:
@@ -256,9 +252,9 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
 
     Args:
         site: the site to edit.
-        values: layer -> the new values of the chosen part, with the site's axes. An axis of size 1 is repeated. If
-            the first axis has the size of the whole batch, each sequence gets its own values. Those that ``capture``
-            gives of what a tokenizer returns lie as its tokens do; where they are nan at padding, nothing is replaced.
+        values: layer -> the new values of the chosen part, with the site's axes. An axis of size 1 is repeated. If the
+            first axis has the size of the whole batch, each sequence gets its own values. Those that ``capture`` gives
+            of what a tokenizer returns lie as its tokens do; where they are nan at padding, nothing is replaced.
         **where: the chosen part; ``layers`` defaults to the layers of ``values``.
     """
     if any(layer < 0 for layer in values):
@@ -299,7 +295,7 @@ def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> E
 
 
 def _padding_of(site: str, at: At, *, keys: Sequence[int] | None) -> Bool[Tensor, "..."]:
-    """Return True at the values of padding in what an edit of ``site`` is given, with axes that broadcast to it."""
+    """Return True at the values of padding in the input of an edit, with axes that broadcast to it."""
     queries = ~at.valid[:, at.positions]
     if SITES[site].by_token:
         return queries.view(*queries.shape, *[1] * (len(SITES[site].axis_names) - 1))
@@ -308,7 +304,7 @@ def _padding_of(site: str, at: At, *, keys: Sequence[int] | None) -> Bool[Tensor
 
 
 def kept_of_pass(kept: Bool[Tensor, "given position"], at: At) -> Bool[Tensor, "batch position"]:
-    """Return the marks of a run's ``kept`` tokens in the sequences of a pass; refuse those of other sequences."""
+    """Return the marks of the sequences of a pass; refuse those of other sequences."""
     n, length = at.n_sequences, at.valid.shape[1]
     if kept.shape != (n, length):
         raise EditError(
@@ -327,11 +323,8 @@ def resample(
         site: the site to edit.
         values: layer -> the current values of the chosen part, with the sequences as first axis. They must be of real
             tokens: padding would be put under real tokens of a longer sequence.
-        generator: source of the random order.
+        generator: draws the order.
         **where: the chosen part.
-
-    Raises:
-        InputError: there are fewer than two sequences.
     """
     n = next(iter(values.values())).shape[0] if values else 0
     if n < 2:
@@ -359,9 +352,6 @@ def scalar(
 
     The weights do not change. Instead, ``(1 - factor) * activation * w_down[dimension, neuron]`` is subtracted from the
     MLP's output at ``positions`` (None: all), before the norm that some families apply to it.
-
-    Raises:
-        InputError: no neuron or dimension is given, one is given twice, or one does not exist.
     """
     lens = as_lens(model)
     layer = check_index("layer", layers_from_zero([layer], lens.n_layers)[0], lens.n_layers)

@@ -1,6 +1,6 @@
 """The numbers of an effect, as sweeps and patches have them: the baseline, the value, both beside random controls.
 
-The unit is the sequence (or the pair of prompts): an effect is a paired difference with its interval over sequences.
+The unit is the sequence (or the pair of prompts).
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,11 @@ def effect_table(
 ) -> pd.DataFrame:
     """Make the table of a sweep's effects: one row for each cell, with means over sequences and 95% intervals.
 
-    The columns are the baseline, the value, the effect, the controls' effect, the effect above the controls, n, and the
-    ``corrected_p`` of the effect, or the larger of that and that of the effect above the controls.
-    ``values`` has a row for each cell and a column for each sequence: the metric in the run under the cell's edits. It
-    is nan if the sequence lacks the cell's position; the cell's baseline and controls leave this sequence out too.
-    ``before`` is the metric of the baseline run on each sequence. ``controls`` has an array for each cell, with a row
-    for each of its random controls (none if the cell has none) and a column for each sequence.
+    The ``corrected_p`` is that of the effect, or the larger of it and that of the effect above the controls. ``values``
+    is the metric with a row for each cell and a column for each sequence. It is nan if the sequence lacks the cell's
+    position; the cell's baseline and controls leave this sequence out too. ``before`` is the metric of the baseline
+    run. ``controls`` has an array for each cell, with a row for each of its random controls (none if the cell has
+    none).
     """
     values = np.where(np.isnan(before), np.nan, values)  # no effect without a baseline
     beside, spreads, counts = [], [], []
@@ -62,7 +61,7 @@ def share_of_difference(values: np.ndarray, before: np.ndarray, source: np.ndarr
     """Return each row's mean effect as a share of the mean difference between the source run and the baseline run.
 
     Both means are over the sequences on which all three are defined; the share is nan if the two runs differ by no more
-    than rounding. ``values`` has a row for each cell.
+    than rounding.
     """
     known = ~np.isnan(values + before + source)
     of_run, *both = (
@@ -89,9 +88,9 @@ def _row_means(rows: np.ndarray) -> np.ndarray:
 def are_shown(rows: pd.DataFrame) -> np.ndarray:
     """Return True for each row whose effect is shown: beyond chance, random edits and rounding.
 
-    An effect of less than a millionth of the baseline is the rounding of float32, and one that is above its random
-    edits by less than one of their standard deviations is theirs. Chance must make the largest of all effects as large
-    in at most ``SURE`` of tables; an effect that is the only one is judged at its interval.
+    An effect that is above its random edits by less than one of their standard deviations is theirs. Chance must make
+    the largest of all effects as large in at most ``SURE`` of tables; an effect that is the only one is judged at its
+    interval.
     """
     shown = rows_beyond_chance(rows)
     if "baseline" in rows.columns:
@@ -123,7 +122,7 @@ def least_t(n_rows: int, n_units: int) -> float:
 
 
 def shown_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows whose effect is shown; all rows if none has an interval: one sequence, or approximations."""
+    """Return the rows whose effect is shown; all rows if none has an interval."""
     if "ci_low" not in table.columns or bool(table["ci_low"].isna().all()):
         return table
     return table.loc[are_shown(table)]

@@ -1,7 +1,4 @@
-"""Effects of edits: compare the edited run with the baseline, by layer, at the target and at the sink position.
-
-An intervention may remove a sink or move it, so attention is reported at both positions, together with the loss.
-"""
+"""Effects of edits: compare the edited run with the baseline, by layer, at the target and at the sink position."""
 
 from collections.abc import Sequence
 from typing import Literal
@@ -86,7 +83,7 @@ def gained_share(
 ) -> Interval:
     """Compute the attention that ``target_position`` gained, relative to the baseline's attention to ``sink_position``.
 
-    The gain is the edited run's attention minus the baseline's. Means are over ``layers`` and sequences.
+    Means are over ``layers`` and sequences.
     """
     gained = edited.mass_at(target_position, layers=layers) - baseline.mass_at(
         target_position, layers=layers
@@ -111,7 +108,7 @@ def removed_share(
 
 
 def fraction_lost(before: Tensor, after: Tensor, *, generator: np.random.Generator) -> Interval:
-    """Compute the mean of ``before - after`` divided by the mean of ``before``, with its interval over sequences."""
+    """Compute the mean of ``before - after`` over that of ``before``, with its interval over sequences."""
     return studentised_interval(
         (before - after).numpy(), over=before.numpy(), generator=generator, n_resamples=1000
     )

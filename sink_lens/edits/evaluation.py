@@ -23,29 +23,30 @@ class Metric:
 
     name: str
     function: Callable[[Outcome], Any]
-    """Function from an Outcome to one number per sequence; with ``whole_batch``, to one number for all of them."""
+    """Gives one number per sequence; with ``whole_batch``, one for all of them."""
     unit: str = ""
     positions: tuple[int, ...] = (0,)
     """Those whose attention and residual stream the metric reads."""
     layers: tuple[int, ...] | None = None
-    """Layers at which the metric reads attention, stream and sites; None means all, () means none."""
+    """Those of attention, stream and sites; None means all, () means none."""
     sites: tuple[str, ...] = ()
     """Those whose tensors the metric reads."""
     loss: bool = False
     logits: bool = False
     state: bool = True
-    """True if the metric reads the stream at the positions; its last layer must then be run to the end."""
+    """True if the stream is read at the positions; the last layer must then be run to the end."""
     scored: int | None = None
-    """The single position at which the metric reads logits; None means every position."""
+    """The single position at which logits are read; None means every position."""
     padded: bool = False
     """True if the function reads sequences of several lengths, by ``run.valid``; else it gets those of one length."""
     whole_batch: bool = False
-    """True if the function reads all sequences at once, and gives one number for them."""
+    """The function reads all sequences at once."""
     n_sequences: int | None = None
-    """Number of sequences for which the metric has data of their own, such as answers; None if it has none."""
+    """That of the sequences of which the metric has data of their own, such as answers."""
     version: str = ""
-    """A text to change when the function computes something else and its source does not say so, such as a file that
-    it reads: a run folder is continued only under the same one."""
+    """A text to change when the function computes something else and its source does not say so: a run folder is
+    continued only under the same one.
+    """
     on: "Callable[[Sequence[TokenBatch], PreTrainedTokenizerBase | None], Metric] | None" = None
     """Makes the metric for the sequences of a run, or of two, if it hangs on their tokens, as texts of answers do."""
 
@@ -53,12 +54,11 @@ class Metric:
         return f"Metric({self.name!r}" + f", in {self.unit}" * bool(self.unit) + ")"
 
     def read_layers(self, n_layers: int) -> tuple[int, ...]:
-        """Return the layers that the metric reads in a model with ``n_layers``."""
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
     @property
     def reads_past_layers(self) -> bool:
-        """True if the metric reads anything after the last layer, so that every pass must go to the end."""
+        """True if every pass must go to the end."""
         return self.loss or self.logits or any(not SITES[site].per_layer for site in self.sites)
 
 
@@ -69,9 +69,6 @@ def on_logits(function: Callable[..., Any], /, **by_sequence: Any) -> Metric:
     The function gives one number per sequence. What hangs on the sequence is given beside it, with an entry for each,
     and is cut as the sequences are: ``on_logits(f, answers=ids)`` calls ``f(logits, answers=...)``. A plain function
     that is given as a metric is ``on_logits(function)``.
-
-    Raises:
-        InputError: the data have different numbers of entries.
     """
     held = {name: _as_rows(value) for name, value in by_sequence.items()}
     counts = {len(value) for value in held.values()}
@@ -146,11 +143,6 @@ def as_metric(metric: Any, model: LensModel, *batches: TokenBatch) -> Metric:
     """Check a metric for the sequences of a run, or of a clean and a corrupted one, and return it.
 
     A plain function becomes a metric of the logits, and texts of answers the tokens that they are in these sequences.
-
-    Raises:
-        InputError: ``metric`` is neither a metric nor a function, reads layers or positions that do not exist or that
-            ``positions_in_all`` refuses, or has data for another number of sequences.
-        SiteError: the metric reads a site that the family lacks.
     """
     if not isinstance(metric, Metric):
         if not callable(metric):
@@ -268,10 +260,7 @@ def _checked_values(found: Any, metric: Metric, *, n: int) -> Float[Tensor, " sa
 
 @torch.no_grad()  # a metric may have weights of its own
 def check_per_sequence(metric: Metric, run: Outcome) -> None:
-    """Refuse a metric that gives a sequence of ``run`` another number alone than beside the others.
-
-    Such are ranks, differences from the mean over sequences, and functions that hold the answers of all of them.
-    """
+    """Refuse a metric that gives a sequence of ``run`` another number alone than beside the others, such as a rank."""
     n = len(run.valid)
     if n < 2 or metric.whole_batch:
         return

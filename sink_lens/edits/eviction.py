@@ -20,7 +20,7 @@ def visible_keys(
 ) -> Bool[Tensor, "batch query key"]:
     """Return a mask that is True at the keys that each query sees: itself and the earlier tokens still in the cache.
 
-    The cache holds ``size`` tokens, the query's own included; each sequence must have fewer ``kept`` ones.
+    Each sequence must have fewer ``kept`` tokens than ``size``, the query's own included.
     """
     length = kept.shape[1]
     causal = torch.ones(length, length, dtype=torch.bool).tril()
@@ -38,8 +38,8 @@ def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: 
 
     Args:
         size: tokens in the cache, the query's own included.
-        keep: tokens that are never evicted: a number of first tokens, or a mask that is True at each of them and lies
-            as the run's tokens do, such as that of ``sink_mask``.
+        keep: tokens that are never evicted: a number of first tokens, or a mask that lies as the run's tokens do, such
+            as that of ``sink_mask``.
         label: name of the edit.
 
     Raises:

@@ -33,13 +33,13 @@ _SPOKEN = {
     "query": "position",
 }
 OPEN = -1e4
-"""A score above this is no longer masked; the mask adds the lowest number of the type."""
+"""Scores above it are not masked; the mask adds the lowest number of the type."""
 
 
 HookFunction = Callable[..., Tensor | None]
 """A hook of TransformerLens: ``function(tensor, hook)`` gives a new tensor, or None; it may change the tensor."""
 Act = Callable[[Tensor], Tensor | None]
-"""Function from a site's whole tensor to the edited tensor; None if nothing was changed."""
+"""From a site's whole tensor to the edited one; None if nothing was changed."""
 
 
 def fwd_hooks(
@@ -47,7 +47,7 @@ def fwd_hooks(
 ) -> list[tuple[str, HookFunction]]:
     """Make hooks of the bridge from edits, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)`` and ``bridge.hooks``.
 
-    The bridge then computes what ``run_with`` does with these edits, but does not warn about edits that change nothing.
+    The bridge then computes what ``run_with`` does, but does not warn about edits that change nothing.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
@@ -85,7 +85,7 @@ def from_hook(
     Args:
         name: the hook point, such as ``blocks.5.hook_resid_post``; it must be that of a site.
         function: ``function(tensor, hook)``, which gives a new tensor, or changes the tensor and gives None.
-        model: the model; needed for hook points in the MLP, which are other sites in other families.
+        model: needed for hook points in the MLP, which are other sites in other families.
         label: of the edit, in tables and messages.
 
     Raises:
@@ -123,18 +123,18 @@ class Applied:
     edits: tuple[Edit, ...]
     n_sequences: int
     begin: int = 0
-    """The first position of the tensors; no edit touches one before it."""
+    """That of the tensors; no edit touches a position before it."""
     changed: set[int] = field(default_factory=set)
     reached: set[int] = field(default_factory=set)
     longest: int = 0
-    """Positions of the longest pass so far, where a pass is as long as it shows."""
+    """Positions of the longest pass so far."""
 
     def fwd_hooks(
         self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range
     ) -> list[tuple[str, HookFunction]]:
         """Make the hooks (name, function) for a pass of ``sequences`` through ``layers``, in the order of the edits.
 
-        If ``valid`` is None, every token counts as real, and a hook takes the number of sequences from its tensor.
+        If ``valid`` is None, every token is real, and a hook takes the number of sequences from its tensor.
         """
         steps = self.steps(sequences=sequences, valid=valid, layers=layers)
         names = [
@@ -151,10 +151,7 @@ class Applied:
     def steps(
         self, *, sequences: slice, valid: Bool[Tensor, "batch position"] | None, layers: range
     ) -> list[Step]:
-        """Make the steps of a pass: each applies an edit, or reads a site for one, after all edits of that site.
-
-        They are sorted by the order of their sites within a layer. ``valid`` is as for ``fwd_hooks``.
-        """
+        """Make the steps of a pass, in the order of their sites within a layer; a site is read after all its edits."""
         found = []
         for number, one in enumerate(self.edits):
             own = layers_of_edit(one, self.lens) if SITES[one.site].per_layer else (0,)
@@ -200,10 +197,7 @@ class Applied:
         valid: Tensor | None,
         held: Mapping[str, Tensor],
     ) -> Tensor | None:
-        """Return a site's tensor at a layer after edit ``number``; None if no chosen value changes.
-
-        The pass runs ``sequences``; ``valid`` is True at their real tokens. ``held`` has the site that the edit reads.
-        """
+        """Return a site's tensor after edit ``number``; None if unchanged. ``held`` has the site that it reads."""
         one, n_sequences = self.edits[number], self.n_sequences
         if valid is None:
             valid = torch.ones(
@@ -270,7 +264,7 @@ class Applied:
 
 
 def layers_of_edit(one: Edit, lens: LensModel) -> list[int]:
-    """Return the layers that edit ``one`` changes in this model; layers without the sites of the edit are left out."""
+    """Return the layers of this model, with the sites of the edit, that it changes."""
     having = set(lens.layers_with(one.site))
     if one.reads is not None:
         having &= set(lens.layers_with(one.reads))
@@ -284,7 +278,7 @@ def warn_of_edits_without_effect(
     late: Collection[Edit] = (),
     stacklevel: int = 3,
 ) -> None:
-    """Warn about every edit whose index is not in ``changed``; ``late`` are edits whose layers no pass reached."""
+    """Warn about edits whose index is not in ``changed``; of ``late`` ones no pass reached the layers."""
     for number, one in enumerate(edits):
         if number not in changed:
             ended = "the run ended before the layers that it edits"
@@ -295,7 +289,7 @@ def warn_of_edits_without_effect(
 
 
 def edits_in_texts(edits: Sequence[Edit] | Edit, tokens: TokenBatch) -> tuple[Edit, ...]:
-    """Return edits whose positions, keys and values are those of every text; for refusals see ``positions_in_all``."""
+    """Return edits whose positions, keys and values are those of every text."""
     found = []
     for one in (edits,) if isinstance(edits, Edit) else edits:
         if one.laid is not None and tokens.given is not None:
@@ -362,9 +356,9 @@ def edits_for_model(
 
 
 def _values_beside_others(one: Edit, old: Tensor, at: At, *, row: int) -> Tensor:
-    """Return the new values of a sequence of a pass if half of its old values stand beside it as another's.
+    """Return the new values of a sequence if half of its old values stand beside it as another's.
 
-    An edit of each sequence alone gives it the same values as in the pass, in whatever row it stands.
+    An edit of each sequence alone gives the same values as in the pass, in whatever row the sequence stands.
     """
     number = range(at.n_sequences)[at.sequences][row]
     order = (
@@ -393,7 +387,7 @@ def _values_beside_others(one: Edit, old: Tensor, at: At, *, row: int) -> Tensor
 
 
 def _hidden_keys(pattern: Tensor, *, reach: int | None) -> Bool[Tensor, "query key"]:
-    """Return True at the keys that are behind each query of a pattern, or beyond its window."""
+    """Return True at the keys that are behind each query, or beyond its window."""
     n_queries, n_keys = pattern.shape[-2:]
     keys = torch.arange(n_keys, device=pattern.device)
     back = keys[n_keys - n_queries :, None] - keys
@@ -416,7 +410,7 @@ def _check_new_values(
     alone: tuple[int, Tensor] | None,
     hidden: Bool[Tensor, "..."] | None,
 ) -> tuple[Tensor, bool]:
-    """Check the ``new`` values that edit ``one`` gave; return them in the type of ``old``, and True if they differ.
+    """Return new values in the type of ``old``, and True if they differ; refuse those that cannot be used.
 
     ``alone`` are a row and the new values of its sequence beside others (None: not compared); ``hidden`` is True at the
     weights of a pattern that its mask makes 0.

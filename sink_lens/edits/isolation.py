@@ -19,15 +19,12 @@ def isolate(
     """Make an edit that isolates ``positions``: each of them sees no token before it.
 
     The edit changes the scores after the model's own mask, so sliding windows and padding keep their effect. A learned
-    sink logit (gpt-oss) keeps its share. Position 0 is always isolated.
+    sink logit (gpt-oss) keeps its share.
 
     Args:
         positions: the positions to isolate, each 1 or later.
-        layers: layers in which to isolate them; None means all.
+        layers: None means all.
         label: name of the edit.
-
-    Raises:
-        InputError: no position is given, or position 0.
     """
     chosen = sorted({int(position) for position in positions})
     if not chosen:

@@ -1,7 +1,6 @@
 """Mean ablation: a part of a site is set to a mean of the baseline run. There are three means; ``MEANS`` defines them.
 
-With a sink whose norm is a hundred times the others', they differ grossly on the dimensions that make it a sink, so
-every output names its own.
+With a sink whose norm is a hundred times the others', they differ grossly, so every output names its own.
 """
 
 from dataclasses import dataclass, replace
@@ -35,7 +34,7 @@ class Averaged:
 
     @property
     def words(self) -> str:
-        """The mean and its tokens in words, such as ``mean_ordinary: 42 tokens without 4 sinks``."""
+        """The mean and its tokens, such as ``mean_ordinary: 42 tokens without 4 sinks``."""
         real = f"{int(self.mask.sum()) + self.n_sinks:,} tokens"
         if self.mean != "mean_ordinary":
             return f"{self.mean}: all of {real}"
@@ -65,7 +64,7 @@ def tokens_to_average(
 ) -> Averaged:
     """Find the tokens that ``mean`` is taken over; ``mean_ordinary`` is refused if every token is a sink.
 
-    ``mean_ordinary`` needs one pass of the model to find the sinks with ``sink_mask``, unless ``sinks`` are given.
+    It needs one pass of the model to find the sinks with ``sink_mask``, unless ``sinks`` are given.
     """
     valid = tokens.valid.cpu()
     if mean != "mean_ordinary":
@@ -90,7 +89,7 @@ def mean_ordinary(model: ModelLike, tokens: Prompts, site: str, **where: Unpack[
     Args:
         model: what ``load`` takes, or a ``LensModel``.
         tokens: the sequences, or texts, that the mean is taken over; padding is left out.
-        site: the site; it needs an axis of token positions.
+        site: it needs an axis of token positions.
         **where: the part that is set: ``layers``, ``positions``, ``heads`` and ``units``, as for ``freeze``.
 
     Raises:

@@ -37,7 +37,7 @@ from .outcome import Outcome
 Token = int | str
 """A token by its id, or by its text."""
 Answers = Token | Sequence[Token | Sequence[Token]]
-"""A token, or one for each sequence, or several for each."""
+"""One for all sequences, or one for each, or several for each."""
 _Sides = tuple[list[tuple[Token, ...]], list[tuple[Token, ...]]]
 """The right and the wrong tokens of each sequence; a list of one entry is of all sequences."""
 
@@ -96,8 +96,8 @@ def logit_difference(
     """Logit of one token minus that of another at a position: ``logit_difference(" Paris", " Madrid")``.
 
     Args:
-        correct: the token whose logit counts positively, an id or the text of one token, or one for each sequence. If
-            a sequence has a list of several, the mean of their logits counts, as in auto-circuit.
+        correct: the token whose logit counts positively, an id or the text of one token, or one for each sequence. If a
+            sequence has a list of several, the mean of their logits counts, as in auto-circuit.
         incorrect: the token whose logit is subtracted, likewise.
         tokenizer: reads the texts; None is the model's own. A text is the token that it is behind the sequence's own
             tokens.
@@ -176,7 +176,7 @@ def _prompts_up_to(batch: TokenBatch, position: int) -> list[list[int]]:
 def _read_answers(
     sides: _Sides, prompts: Sequence[str | list[int]], tokenizer: PreTrainedTokenizerBase | None
 ) -> _Sides:
-    """Read texts among the answers as the tokens that they are behind each prompt; one prompt is of all sequences."""
+    """Read texts as the tokens that they are behind each prompt; one prompt is of all sequences."""
     n, found = max(map(len, (prompts, *sides))), []
     for one in (prompts, *sides):
         if len(one) not in (1, n):
@@ -238,7 +238,7 @@ def kl_to(logits: Float[Tensor, "batch position vocab"]) -> Metric:
     """KL divergence between the given predictions and those of the run, KL(given || run), mean over tokens, in nats.
 
     Args:
-        logits: logits of the run to compare with, on the same sequences: ``run_with(..., logits=True).logits``.
+        logits: those of another run on the same sequences: ``run_with(..., logits=True).logits``.
     """
     own = _log_probabilities(logits.detach().float().cpu())
 

@@ -1,7 +1,7 @@
 """The edits by name with options, as in a file: what a sweep's grid and a patch can put into a part of a site.
 
-To add one, write its function and add its row to ``KINDS``. What makes edits is imported when one is made, so that a
-grid is counted without the libraries of models.
+To add one, write its function and add its row to ``KINDS``. What makes edits is imported when one is made: a grid is
+counted without the libraries of models.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,18 +25,17 @@ if TYPE_CHECKING:
 
 
 _LARGEST = 1e38
-"""Largest factor that is accepted: just under the largest float32."""
+"""Just under the largest float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Option:
-    """A setting of some kinds of edit, such as a factor; a grid lists its values under its name in the plural."""
+    """A setting of some kinds of edit; a grid lists its values under its name in the plural."""
 
     accepts: Callable[[Any], bool]
     needs: str
-    """The values that are accepted, in words."""
     defaults: tuple[Any, ...] = ()
-    """The values of a grid that gives none; empty if there must be some."""
+    """Those of a grid that gives none; empty if there must be some."""
 
 
 def _is_number(value: Any, kinds: Any) -> bool:
@@ -63,7 +62,6 @@ OPTIONS: Mapping[str, Option] = {
         needs="paths of .safetensors files that hold one tensor each",
     ),
 }
-"""Name -> option; also the columns of a table of edits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +80,12 @@ class OptionLists:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditSpec:
-    """An edit by its kind, part and options, so that it can be written in a file and sent to another machine."""
+    """An edit by its kind, part and options, so that it can be written in a file."""
 
     kind: str
-    """A name of ``KINDS``."""
     part: Part
     options: Mapping[str, Any] = field(default_factory=dict)
-    """Values by names of ``OPTIONS``; None for an option that the kind does not take."""
+    """By names of ``OPTIONS``; None for one that the kind does not take."""
 
     def __post_init__(self) -> None:
         kind = look_up_kind(self.kind, site=self.part.site)
@@ -102,7 +99,7 @@ class EditSpec:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """All that determines the edit, by name: kind, site, indices, options, and the hash of a vector's file."""
+        """All that determines the edit, with the hash of a vector's file."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
         found = {"kind": self.kind, "site": self.part.site} | chosen | self._named_options
         if "vector" in found:
@@ -118,12 +115,12 @@ class EditSpec:
 
     @property
     def identity(self) -> tuple[Any, ...]:
-        """The values of ``fields`` as a tuple; edits with equal tuples are the same computation."""
+        """Edits with equal ones are the same computation."""
         return tuple(self.fields.values())
 
     @property
     def columns(self) -> dict[str, Any]:
-        """Column -> value of the edit's row in a table; an axis has None unless a single index of it is edited."""
+        """Column -> value in a table; an axis has None unless a single index of it is edited."""
         found: dict[str, Any] = {
             "kind": self.kind,
             "site": self.part.site,
@@ -157,13 +154,13 @@ class Kind:
     meaning: str
     make: Make
     takes: tuple[str, ...] = ()
-    """The options that this kind needs, names of ``OPTIONS``."""
+    """Names of ``OPTIONS``."""
     site: str | None = None
     """The only site that it edits; None is any."""
     by_token: bool = False
-    """True if it takes values by token position, so that the site must have an axis of positions."""
+    """True if it takes values by position, so that the site must have them."""
     first_position: int | None = None
-    """The first position that this kind can edit, if positions must be chosen; None if it can edit all positions."""
+    """The first that this kind can edit, if positions must be chosen."""
 
 
 def look_up_kind(name: str, *, site: str) -> Kind:
@@ -213,7 +210,7 @@ def _make_addition(spec: EditSpec, refs: "References") -> "Edit":
 
 
 def hash_vector(path: str) -> str:
-    """Return the SHA-256 of a vector's file: a run is not resumed with another vector under the same name."""
+    """Return the hash of a vector's file: a run is not resumed with another vector under the same name."""
     file = Path(path).expanduser()
     if not file.is_file():
         raise InputError(
@@ -326,4 +323,3 @@ KINDS: Mapping[str, Kind] = {
         first_position=0,
     ),
 }
-"""Name -> kind of edit."""

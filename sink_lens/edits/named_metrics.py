@@ -1,7 +1,4 @@
-"""The metrics by name with options, as in a file.
-
-What makes a metric is imported when one is made, so that a file is read without the libraries of models.
-"""
+"""The metrics by name with options, as in a file, which is read without the libraries of models."""
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +23,7 @@ Predictions = Callable[[], "Tensor"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricSpec:
-    """A metric by its name and options, so that it can be written in a file and sent to another machine."""
+    """A metric by its name and options, so that it can be written in a file."""
 
     name: str
     """A name of ``METRICS``, or MODULE:FUNCTION, which a sweep imports if it is asked to."""
@@ -39,7 +36,7 @@ class MetricSpec:
             )
 
     def make_metric(self, model: "LensModel", predictions: "Predictions | None" = None) -> "Metric":
-        """Make the metric for a model; ``predictions`` gives the baseline logits, with which ``kl`` compares."""
+        """Make the metric; ``predictions`` gives the baseline logits, with which ``kl`` compares."""
         from . import metrics
 
         self._known_options()
@@ -53,7 +50,7 @@ class MetricSpec:
         return getattr(metrics, self.name)(**given)
 
     def last_layer(self, model: Sized) -> int | None:
-        """Return the last layer that the metric reads; None if it reads anything after the layers."""
+        """Return the last layer that is read; None if anything after the layers is."""
         if ":" in self.name:
             return None
         known = self._known_options()
@@ -134,11 +131,11 @@ FIELDS: Mapping[str, frozenset[str]] = {
     "correct": frozenset({"correct"}),
     "incorrect": frozenset({"incorrect"}),
 }
-"""Field of a configuration with a metric -> the options of a metric that it gives."""
+"""Field of a configuration -> the options of a metric that it gives."""
 
 
 def refuse_unread_metric_fields(config: Any, name: str) -> None:
-    """Refuse fields that a configuration sets although its metric, ``name`` or an object (""), does not read them."""
+    """Refuse fields that are set although the metric, ``name`` or an object (""), does not read them."""
     for one, options in FIELDS.items():
         readers = [other for other, (known, _) in METRICS.items() if options & set(known)]
         if name not in readers:
@@ -148,10 +145,7 @@ def refuse_unread_metric_fields(config: Any, name: str) -> None:
 
 
 def metric_spec(config: Any, name: str) -> MetricSpec:
-    """Make the specification of the metric ``name``; its options come from the fields of a configuration.
-
-    A configuration that lacks the layer or the tokens that the metric needs is refused.
-    """
+    """Make the specification of a metric from the fields of a configuration; refuse one that lacks what it needs."""
     layers, known = config.metric_layers, METRICS[name][0]
     if "layer" in known and (layers is None or len(layers) != 1):
         raise InputError(f"{name} is read at one layer; give it with metric_layers=...")
@@ -173,7 +167,7 @@ def metric_spec(config: Any, name: str) -> MetricSpec:
 
 
 def import_metric(reference: str) -> Any:
-    """Import the user's metric ``reference``, MODULE:FUNCTION, from a module; the current folder is searched last."""
+    """Import the user's metric MODULE:FUNCTION; the current folder is searched last."""
     module, _, name = reference.partition(":")
     here = str(Path.cwd())
     added = [] if here in sys.path else [here]

@@ -24,7 +24,7 @@ from ..models.load import ModelLike
 from .constructors import At, Edit, EditError, edit
 
 FIRST_POSITION = 8
-"""First position at which the natural size is measured, so that a sink at the first positions does not affect it."""
+"""First position at which the natural size is measured, behind a sink at the first positions."""
 
 
 def variance_calibration(
@@ -41,8 +41,8 @@ def variance_calibration(
     Args:
         factor: one number, or one for each head of the model (also for heads that are not chosen). With a factor of 1
             the result is bit-identical.
-        layers: layers to edit; None means all, or the layers of the centre if one is given.
-        positions: token positions; None means all.
+        layers: None means all, or the layers of the centre if one is given.
+        positions: None means all.
         heads: query heads; None means all.
         centre: layer -> mu for each head of the model; without a centre mu is 0, and the edit scales z.
         label: name of the edit.
@@ -87,13 +87,14 @@ def head_rms_norm(
 ) -> Edit:
     """Make an edit that divides aggregated values by the head's root mean square, and multiplies them by ``target``.
 
-    The target is the paper's gamma. Without training, its value is a guess; ``natural_rms`` measures a good one.
+    Without training, the value of the target is a guess; ``natural_rms`` measures a good one.
 
     Args:
-        target: one number, or layer -> a tensor [head], [d_head] or [head d_head] with all heads of the model.
-        layers: layers to edit; None means all, or the layers of the target if it has layers.
+        target: the paper's gamma: one number, or layer -> a tensor [head], [d_head] or [head d_head] with all heads of
+            the model.
+        layers: None means all, or the layers of the target if it has layers.
         heads: query heads; None means all.
-        positions: token positions; None means all.
+        positions: None means all.
         eps: number added to the mean square.
         label: name of the edit.
 

@@ -20,14 +20,14 @@ class Outcome:
     """The quantities that were read of a run, edited or not.
 
     What is of each token (``valid``, ``logits``, ``token_loss``, ``tensors``) lies where the token was given, nan
-    elsewhere; ``loss`` has a number for each row that was given. ``mass`` and ``state`` are by text, at positions that
-    count from its first token.
+    elsewhere; ``loss`` has a number for each row that was given. ``mass`` and ``state`` are by text, at positions from
+    its first token.
     """
 
     positions: tuple[int, ...]
-    """Positions whose attention and residual stream were read; below 0 from the end of each text."""
+    """Those whose attention and residual stream were read; below 0 from the end of each text."""
     layers: tuple[int, ...]
-    """Layers that were read, in the order in which they were asked for."""
+    """In the order in which they were asked for."""
     valid: Bool[Tensor, "given position"] = field(repr=False)
     """True at real tokens."""
     mass: Float[Tensor, "layer batch head key"]
@@ -36,33 +36,33 @@ class Outcome:
     """The residual stream at each of the positions after each layer; nan where a sequence has ended, and where a sweep
     ended the pass before it."""
     loss: Float[Tensor, " given"] | None
-    """Mean next-token loss of each sequence in nats; None if it was not requested."""
+    """Mean next-token loss of each sequence in nats."""
     logits: Float[Tensor, "given query vocab"] | None = field(repr=False)
-    """Logits at the scored positions, on the CPU; None if they were not requested."""
+    """At the scored positions, on the CPU."""
     tensors: Mapping[tuple[str, int], Tensor] = field(repr=False)
-    """(site, layer) -> the tensor captured after the edits, on the CPU."""
+    """(site, layer) -> the tensor after the edits, on the CPU."""
     token_loss: Float[Tensor, "given target"] | None = field(default=None, repr=False)
-    """Next-token loss of every token but the first, nan at padding and where labels leave a token out; of ``run_with``
-    alone, with the loss."""
+    """Loss of every token but the first in nats, nan at padding and where labels leave a token out; of ``run_with``
+    alone, with the loss.
+    """
     scored: tuple[int, ...] | None = None
-    """The positions in ``logits``, in order; None means all."""
+    """The positions in ``logits``; None means all."""
     sequences: slice | Int[Tensor, " batch"] = field(default_factory=lambda: slice(None))
-    """Indices of these sequences among all sequences of the metric, if a sweep runs them in batches."""
+    """Indices of these sequences among all of the metric, if a sweep runs them in batches."""
     given: Given | None = field(default=None, repr=False)
-    """Where each token was given; None if the tokens were given as they were run, a text a row from position 0 on."""
+    """Where each token was given; None if a text a row from position 0 on."""
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """Notes on the model, such as that its weights are quantised."""
 
     @property
     def indices(self) -> list[int]:
-        """The index of each sequence among all sequences of the metric."""
+        """Of each sequence among all of the metric."""
         if isinstance(self.sequences, Tensor):
             return self.sequences.tolist()
         start, step = self.sequences.start or 0, self.sequences.step or 1
         return list(range(start, start + len(self.valid) * step, step))
 
     def select(self, rows: Sequence[int], *, length: int | None = None) -> "Outcome":
-        """Copy the outcome with the sequences ``rows`` alone, up to ``length`` positions (None: all)."""
+        """Copy the sequences ``rows``, up to ``length`` positions."""
         at, cut = torch.tensor(rows), slice(length)
         targets = slice(None if length is None else length - 1)
         scored, logits = self.scored, None if self.logits is None else self.logits[at]
@@ -87,7 +87,7 @@ class Outcome:
         )
 
     def parts_of_one_length(self) -> "list[tuple[list[int], Outcome]]":
-        """Return, for each length, the rows of the sequences that have it and the outcome of these without padding."""
+        """Return, for each length, the rows that have it and their outcome without padding."""
         lengths = self.valid.sum(1)
         if bool(self.valid.all()):
             return [(list(range(len(lengths))), self)]
@@ -98,7 +98,7 @@ class Outcome:
         return found
 
     def with_nan_at_padding(self) -> "Outcome":
-        """Copy the outcome with nan at padding in the logits and in tensors with an axis of positions."""
+        """Copy the outcome with nan at padding in logits and tensors."""
         if bool(self.valid.all()):
             return self
         scored, real = slice(None) if self.scored is None else list(self.scored), {}
@@ -173,11 +173,10 @@ class Outcome:
 
     @property
     def lengths(self) -> Int[Tensor, " batch"]:
-        """Number of tokens of each text."""
         return self.valid.sum(1) if self.given is None else (self.given.index >= 0).sum(1)
 
     def logits_at(self, positions: Int[Tensor, " batch"]) -> Float[Tensor, "batch vocab"]:
-        """Return the logits of each sequence at its own position; refuse a run whose logits were not requested."""
+        """Return the logits of each sequence at its own position."""
         if self.logits is None:
             raise InputError("the logits were not kept; need run_with(..., logits=True)")
         if self.given is not None:
@@ -188,7 +187,7 @@ class Outcome:
         return self.logits[torch.arange(len(index)), index]
 
     def as_given(self, given: Given | None) -> "Outcome":
-        """Return the outcome of a run with what is of each token laid where the tokens were given."""
+        """Return the outcome of a run with what is of each token laid where it was given."""
         if given is None:
             return self
         return self._laid(as_given, given, valid=as_given(self.valid, given), laid=given)
@@ -207,7 +206,7 @@ class Outcome:
         valid: Bool[Tensor, "given position"],
         laid: Given | None,
     ) -> "Outcome":
-        """Return the outcome with what is of each token laid by ``lay``: ``as_given`` or ``by_text``."""
+        """Lay what is of each token by ``as_given`` or ``by_text``."""
         losses = None
         if self.token_loss is not None:
             losses = lay(self.token_loss, given, first=1).masked_fill(~valid[:, 1:], nan)
@@ -235,7 +234,7 @@ def _cut_positions(tensor: Tensor, site: str, cut: slice) -> Tensor:
 
 
 def fill_in_early_layers(found: Outcome, *, rows: slice, early: Outcome) -> Outcome:
-    """Return the sequences ``rows`` of ``found``, with the layers that ``found`` lacks taken from ``early``."""
+    """Return the sequences ``rows`` of ``found``, with the layers that it lacks from ``early``."""
     own = {layer: index for index, layer in enumerate(found.layers)}
 
     def by_layer(name: str) -> Tensor:
@@ -287,7 +286,7 @@ def join_outcomes(parts: Sequence[Outcome]) -> Outcome:
 
 
 def _with_scored(part: Outcome, scored: tuple[int, ...]) -> Outcome:
-    """Return the outcome with logits at the positions ``scored``: nan where they were not read."""
+    """Return the outcome with logits at ``scored``: nan where they were not read."""
     assert part.logits is not None  # some positions were read
     assert part.scored is not None
     logits = part.logits.new_full((len(part.valid), len(scored), part.logits.shape[2]), nan)

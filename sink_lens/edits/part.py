@@ -16,11 +16,10 @@ if TYPE_CHECKING:  # a dry run counts parts without torch
     from torch import Tensor
 
 Indices = tuple[int, ...] | None
-"""What is chosen on one axis: indices that are edited together; None is all of them."""
+"""Indices on one axis that are edited together; None is all of them."""
 SPARE_DRAWS = 3
-"""More draws than controls, since a draw that holds a part's own indices is no control of it."""
+"""More draws than controls, since one that holds a part's own indices is no control of it."""
 AXES = ("layer", "position", "head", "unit", "key")
-"""The axes of a part, as the columns of tables name them."""
 
 
 class Where(TypedDict, total=False):
@@ -46,7 +45,7 @@ class SweptWhere(TypedDict, total=False):
 
 
 def indices_of_argument(name: str, given: Any) -> tuple[int, ...] | None:
-    """Return the indices of an edit's argument ``name``, as a tuple; None is all. Refuse other things."""
+    """Return an argument's indices as a tuple; None is all. Refuse other things."""
     if given is None:
         return None
     if not isinstance(given, Iterable):
@@ -80,19 +79,19 @@ class Part:
 
     @classmethod
     def of_site(cls, site: str, where: Where) -> "Part":
-        """Make the part of a site that an edit's keyword arguments choose; an axis that is not given is whole."""
+        """Make the part that an edit's keyword arguments choose."""
         names = [f"{axis}s" for axis in AXES]
         return cls(
             site=site, **{name: indices_of_argument(name, where.get(name)) for name in names}
         )
 
     def indices_on(self, axis: str) -> Indices:
-        """Return the chosen indices on one of ``AXES``, such as ``head``; None is all."""
+        """Return the indices on one of ``AXES``, such as ``head``."""
         return getattr(self, f"{axis}s")
 
     @property
     def indices_by_axis(self) -> tuple[Indices, ...]:
-        """The chosen indices on each axis of the site after the axis of sequences."""
+        """Those on each axis of the site after the axis of sequences."""
         return tuple(self.indices_on(axis) for axis in SITES[self.site].axis_names)
 
     @property
@@ -110,14 +109,14 @@ class Part:
 
     @property
     def words(self) -> str:
-        """The chosen indices in words, such as ``layer 1, head 0-3``; empty if the part is the whole site."""
+        """The chosen indices, such as ``layer 1, head 0-3``; empty for the whole site."""
         chosen = ((axis, self.indices_on(axis)) for axis in AXES)
         return ", ".join(
             f"{axis} {index_text(indices)}" for axis, indices in chosen if indices is not None
         )
 
     def select(self, values: "Shaped[Tensor, 'batch ...']") -> "Shaped[Tensor, 'batch ...']":
-        """Select this part of one layer's values, with sequences as first axis; an axis of size 1 is kept whole."""
+        """Select this part of one layer's values; an axis of size 1 is kept whole."""
         index = self.index_mesh(values, averaged=True)
         return values if index is None else values[index]
 
@@ -162,7 +161,7 @@ class Part:
 
 
 def index_text(indices: Indices) -> int | str:
-    """Write indices for a table: the number, ``0-3,7`` for several, ``all`` for None."""
+    """Write indices for a table: the number, ``0-3,7``, or ``all``."""
     if indices is None:
         return "all"
     return indices[0] if len(indices) == 1 else as_ranges(indices)
@@ -182,9 +181,9 @@ def replace_full_axes_by_none(part: Part, *, sizes: Sequence[int]) -> Part:
 def draw_index_sets(
     group: str, *, n: int, size: int, most: int, seed: int, lowest: int = 0
 ) -> tuple[tuple[int, ...], ...]:
-    """Draw up to ``most`` distinct sets of ``n`` indices, each index from ``lowest`` to ``size`` - 1.
+    """Draw up to ``most`` distinct sets of ``n`` indices from ``lowest`` to ``size`` - 1; fewer if no more exist.
 
-    The same ``group`` (any text) and ``seed`` give the same sets. There are fewer than ``most`` if no more exist.
+    The same ``group`` (any text) and ``seed`` give the same sets.
     """
     from numpy.random import default_rng  # late: --help answers without numpy
 

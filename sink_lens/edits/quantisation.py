@@ -1,10 +1,9 @@
 """Simulated low-precision formats: activations, caches and weights rounded to what a format holds, in the model's type.
 
-A format is an element type with scales. Values are divided by their scale, rounded to the nearest element (ties to
-even), limited to the largest one, and multiplied back. A scale belongs to a sequence (``tensor``), to a token
-(``token``), or to a block of neighbouring channels of one token (``group``). Scales are dynamic: they come from the
-values that are rounded. Kept tokens and channels are not rounded and do not count for a scale, so keeping the outlier
-of a tensor makes the steps of all other values finer.
+Values are divided by their scale, rounded to the nearest element (ties to even), limited to the largest one, and
+multiplied back. A scale belongs to a sequence (``tensor``), to a token (``token``), or to a block of neighbouring
+channels of one token (``group``), and comes from the values that are rounded. Kept tokens and channels do not count for
+it, so keeping the outlier of a tensor makes the steps of all other values finer.
 
 Integers are symmetric, with scale max|x| / 127 (int8) or max|x| / 7 (int4). fp8 has scale max|x| / 448 (e4m3) or
 max|x| / 57344 (e5m2). mxfp4 has blocks of 32 with a power of two as scale (OCP Microscaling 1.0). nvfp4 has blocks of
@@ -45,7 +44,7 @@ class Format:
     element: str
     """int8, int4, fp8_e4m3, fp8_e5m2 or fp4 (e2m1)."""
     scope: str
-    """Values that share one scale: tensor (a sequence), token or group."""
+    """tensor (a sequence), token or group."""
     size: int = 0
     """Channels in a group."""
 
@@ -65,9 +64,9 @@ def round_to_format(
     *,
     keep: Bool[Tensor, "#batch #position #value"] | None = None,
 ) -> Float[Tensor, "batch position value"]:
-    """Round values to a format; the arithmetic is in float32 and the result has the type of the values.
+    """Round values, channels last, in float32; the result has their own type.
 
-    The last axis holds the channels. Values at which ``keep`` is True stay as they are and do not count for a scale.
+    Values at which ``keep`` is True stay as they are and do not count for a scale.
     """
     values = x.float() if keep is None else x.float().masked_fill(keep, 0.0)
     if form.scope == "group":
@@ -84,7 +83,7 @@ def round_to_format(
 
 
 def _round_by_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
-    """Round values to a format; the scale of each group fits its ``largest`` magnitude."""
+    """Round values by the scale that fits the ``largest`` magnitude of each group."""
     if form.element in _INTEGERS:
         top = _INTEGERS[form.element]
         scale = _divide_exactly(largest, top)
@@ -107,21 +106,21 @@ def _round_by_scale(values: Tensor, form: Format, *, largest: Tensor) -> Tensor:
 
 
 def round_to_float8(x: Tensor, element: str) -> Tensor:
-    """Round to the nearest fp8_e4m3 or fp8_e5m2 number, limited to the largest; the result is in float32."""
+    """Round to the nearest fp8_e4m3 or fp8_e5m2 number, limited to the largest, in float32."""
     dtype = _FLOAT8[element]
     top = torch.finfo(dtype).max
     return x.float().clamp(-top, top).to(dtype).float()
 
 
 def round_to_fp4(x: Tensor) -> Tensor:
-    """Round to the nearest e2m1 number (0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives); the result is in float32."""
+    """Round to the nearest e2m1 number (0, 1/2, 1, 3/2, 2, 3, 4, 6 and their negatives), in float32."""
     size = x.float().abs().clamp(max=_LARGEST_FP4)
     step = torch.where(size < 2, 0.5, torch.where(size < 4, 1.0, 2.0))
     return ((size / step).round() * step).copysign(x.float())
 
 
 def power_of_two_scale(largest: Tensor) -> Tensor:
-    """Compute the scale of some mxfp4 numbers: 2 ** (floor(log2(``largest``)) - 2), with an exponent of 8 bits."""
+    """Compute the scale of mxfp4 numbers: 2 ** (floor(log2(``largest``)) - 2), with an exponent of 8 bits."""
     _, exponent = torch.frexp(largest)  # largest = mantissa * 2^exponent, mantissa in [1/2, 1)
     return torch.ldexp(torch.ones_like(largest), (exponent - 3).clamp(-126, 127))
 
@@ -133,7 +132,7 @@ def _divide_exactly(x: Tensor, number: float) -> Tensor:
 
 
 def _safe_divisor(scale: Tensor) -> Tensor:
-    """Return the scale, with 1 where it is 0 or too small to divide by; values under such a scale become 0."""
+    """Return 1 for a scale that is 0 or too small to divide by; values under it become 0."""
     return torch.where(scale >= torch.finfo(scale.dtype).tiny, scale, torch.ones_like(scale))
 
 
@@ -149,10 +148,10 @@ def quantisation(
     """Make an edit that rounds a site's values to a format, except kept tokens and channels.
 
     Args:
-        site: the site to round, one with a token axis: an input of linear layers (``attn_in``, ``z``, ``mlp_in``,
-            ``neurons``), the cache (``k``, before its rotation, and ``v``), or the stream.
+        site: one with a token axis: an input of linear layers (``attn_in``, ``z``, ``mlp_in``, ``neurons``), the cache
+            (``k``, before its rotation, and ``v``), or the stream.
         form: name of the format, one of ``sink_lens.schema.QUANTISED_FORMATS``.
-        layers: layers to round; None means all.
+        layers: None means all.
         tokens: True at tokens that are kept; it lies as the run's tokens do, such as that of ``sink_mask``.
         channels: layer -> channels that are kept, the heads of a site joined into one axis; a layer that is missing
             keeps none. A layer may be a text, as in the ``kept_channels`` of a JSON file.
@@ -196,7 +195,7 @@ def quantisation(
 def _unrounded_mask(
     flat: Tensor, at: At, *, tokens: Tensor | None, channels: list[int], site: str
 ) -> Bool[Tensor, "#batch #position #value"] | None:
-    """Return a mask of values in ``flat`` that are not rounded: kept tokens and channels, and padding; None if none."""
+    """Return a mask of the values that are not rounded: kept ones, and padding."""
     keep = None if bool(at.valid.all()) else ~at.valid.to(flat.device)[..., None]
     if tokens is not None:
         kept = kept_of_pass(tokens, at).to(flat.device)[..., None]

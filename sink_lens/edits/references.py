@@ -14,10 +14,7 @@ from .mean_ablation import Averaged, tokens_to_average
 
 
 class References:
-    """Values that edits put in (a mean, another sequence's values), measured in the baseline run when asked for.
-
-    ``known`` holds values by site and layer that were measured before.
-    """
+    """Values that edits put in, measured in the baseline run when asked for; ``known`` ones need no run."""
 
     def __init__(
         self,
@@ -34,16 +31,14 @@ class References:
                 else capture_batch(lens, tokens, sites=[site], layers=[layer])
             )[site, layer]
         )
-        """The tensor of a site at a layer of the baseline run."""
+        """Of a site at a layer."""
         self.mean: Callable[[str, int, Mean], Tensor] = lru_cache(maxsize=64)(
             lambda site, layer, mean: self.averaged(mean).mean_of(self.values(site, layer))
         )
-        """The mean of a site at a layer over the mean's tokens; averaged axes stay, with size 1."""
+        """Of a site at a layer; averaged axes stay, with size 1."""
         self.averaged: Callable[[Mean], Averaged] = lru_cache(maxsize=3)(
             partial(tokens_to_average, lens, tokens)
         )
-        """The tokens that a mean is taken over."""
         self.means: Callable[[], CentringMeans] = lru_cache(maxsize=1)(
             partial(centring_means, lens, seed=0)
         )
-        """The means of values and aggregated values on random tokens."""

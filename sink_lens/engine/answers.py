@@ -1,4 +1,4 @@
-"""``answers``: the tokens that a model takes to be likeliest behind a prompt, and where the right answer stands."""
+"""``answers``: the tokens that a model takes to be likeliest behind a prompt."""
 
 from collections.abc import Sequence
 
@@ -36,7 +36,7 @@ def answers(
         prompt: a text or several, or tokens.
         answer: the right answer as it goes on from the prompt, mostly with a space first, or a token id; one for all
             prompts, or one for each.
-        edits: edits to answer under; their positions count from the first token of the prompt.
+        edits: their positions count from the first token of the prompt.
         top: how many tokens to list; the answer's row follows them if it is not among them.
         bos: BOS condition of a text.
 

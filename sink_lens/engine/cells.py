@@ -1,7 +1,6 @@
 """Cells: each a set of edits that are made together in one run, and the cone of what they can change.
 
-The cone begins at the first layer and the first position that an edit touches. A causal model cannot change what comes
-before either, so nothing before them is computed again.
+The cone begins at the first layer and the first position that an edit touches: a causal model changes nothing before.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ Touches = tuple[tuple[str, tuple[int, ...] | None], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cell:
-    """A set of edits that are made together; the engine knows it by its number in the list of cells."""
+    """A set of edits that are made together."""
 
     touches: Touches
     """Those of its edits, and of what they read."""
@@ -27,7 +26,7 @@ class Cell:
     """The first position that its edits touch; 0 if they touch or read all of them."""
     make: Callable[[References], tuple[Edit, ...]] = field(repr=False)
     tokens: int = 0
-    """Tokens that a sequence must have for the edits to be made in it; shorter ones have no effect of the cell."""
+    """Tokens of a sequence for which the edits can be made; shorter ones have no effect of the cell."""
     whole_batch: bool = False
     """True if an edit of the cell mixes sequences."""
 
@@ -60,7 +59,7 @@ def cell_of_edits(edits: Sequence[Edit] | Edit) -> Cell:
 def touched_places(edits: Sequence[Edit]) -> tuple[Touches, int]:
     """Return the sites that edits change or read, each with its layers, and the first position that is touched.
 
-    The position is 0 if an edit is made at all positions, or reads another site, since it may read any position of it.
+    The position is 0 if an edit is made at all positions, or reads another site.
     """
     touches = tuple(
         (site, one.layers) for one in edits for site in (one.site, one.reads) if site is not None
@@ -72,7 +71,7 @@ def touched_places(edits: Sequence[Edit]) -> tuple[Touches, int]:
 
 
 def edits_from_layer(edits: Iterable[Edit], *, first: int, n_layers: int) -> list[Edit]:
-    """Return edits with only their layers from ``first`` on; an edit with no layer left is left out."""
+    """Return edits with only their layers from ``first`` on, and none that has no such layer."""
     kept = []
     for one in edits:
         if not SITES[one.site].per_layer:

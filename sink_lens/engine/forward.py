@@ -55,7 +55,7 @@ def run_with(
         model: what ``load`` takes, or a ``LensModel``.
         tokens: sequences, texts, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
             What is of each token lies in the outcome where the token was given, nan elsewhere.
-        edits: applied in this order; one that changes nothing causes a warning unless ``quiet``.
+        edits: applied in this order; one that changes nothing causes a warning.
         positions: positions in each text whose attention mass and residual stream are read; 0 is its first token, -1
             its last.
         layers: layers at which mass, stream and sites are read, in this order, -1 the last; None means all.
@@ -134,9 +134,9 @@ def run_checked_edits(
     batch_size: int | None = None,
     progress: bool = False,
 ) -> list[Outcome]:
-    """Run batches of one shape, each under its own checked edits, and return of each the quantities in ``needs``.
+    """Run batches of one shape in shared forwards, each under its own checked edits; return what ``needs`` says.
 
-    The batches share forwards. ``prompts`` are their indices among all sequences; a forward has ``batch_size`` of each.
+    ``prompts`` are their indices among all sequences; a forward has ``batch_size`` of each.
     """
     if lens.own_attention is not None and len(runs) > 1:  # it may read other sequences of its pass
         alone = partial(
@@ -231,7 +231,7 @@ class RunCollector:
     early: Early | None = None
     """Stands at the positions before ``begin``."""
     keep: bool = False
-    """Keep the attention of every query and the loss of every token, for runs that continue this one."""
+    """For runs that continue this one, keep the attention of every query and the loss of every token."""
     by_token: list[Tensor] | None = None
     """Takes the loss of every token; nan at padding."""
     mass: dict[int, list[Tensor]] = field(default_factory=dict)
@@ -244,7 +244,7 @@ class RunCollector:
     logits: list[Tensor] = field(default_factory=list)
     early_logits: Tensor | None = None
     bad: list[Tensor] = field(default_factory=list)
-    """For each pass, True if a value at its end was nan."""
+    """For each pass, whether a value at its end was nan."""
 
     def make_site_callbacks(
         self, *, read: Sequence[int], sites: Sequence[str], valid: Tensor
@@ -269,7 +269,7 @@ class RunCollector:
         return places
 
     def store_attention(self, pattern: Tensor, *, layer: int, valid: Tensor) -> None:
-        """Store the mean attention of later ``valid`` tokens to each key; sigmoid rows are made to sum to 1."""
+        """Store the mean attention of later ``valid`` tokens to each key; of sigmoid attention, of shares of rows."""
         if self.lens.family.sigmoid:
             pattern = row_shares(pattern)
         columns = [pattern[..., key] for key in self.keys]
@@ -320,7 +320,7 @@ class RunCollector:
         scored: tuple[int, ...] | None = None,
         unembedded: bool = True,
     ) -> tuple[int, ...] | None:
-        """Store the loss and the logits of a pass over ``part``, if they are asked for, and whether a value is nan.
+        """Store the loss and the logits of a pass, if they are asked for, and whether a value is nan.
 
         ``out`` is the logits at the ``scored`` positions (None: all), the states that the unembedding would read, or
         the stream if the pass stopped earlier. Returns the positions of the stored logits, with the baseline's before
@@ -407,7 +407,7 @@ class RunCollector:
 
 
 def copy_to_cpu(collectors: Sequence[RunCollector]) -> None:
-    """Move the tensors that these collectors store to the CPU, all in one copy."""
+    """Move what the collectors store to the CPU, all in one copy."""
     lists = [parts for one in collectors for parts in (*one.mass.values(), *one.state.values())]
     lists += [parts for one in collectors for parts in (one.losses, one.logits, one.bad)]
     copy_lists_to_cpu(lists)

@@ -1,8 +1,8 @@
 """Identity of a function of the user's in ``run.json``: its source text, the values that it holds, and its version.
 
 It is the quick first refusal of a run that goes on with another function. What a function reads elsewhere (a helper, a
-file, the environment) is not in it: finished cells are computed again and compared, see ``records.recomputed``. A
-function whose source text is not known is known by its name, and by its attribute ``version`` if it has one.
+file) is not in it: finished cells are computed again and compared, see ``records.recomputed``. Without source text it
+is the function's name, and its attribute ``version`` if it has one.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 
 
 def function_hash(thing: Any) -> str:
-    """Return the SHA-256 (hex) of a function, or of edits, lists and other objects with functions in them."""
+    """Return the SHA-256 of a function, or of edits, lists and other objects with functions in them."""
     digest = hashlib.sha256()
     for part in _parts(thing, ()):
         content = part if isinstance(part, bytes) else str(part).encode("utf-8", "surrogatepass")
@@ -31,7 +31,7 @@ def function_hash(thing: Any) -> str:
 
 
 def _parts(value: Any, within: tuple[int, ...]) -> Iterator[Any]:
-    """Yield the texts and bytes that are hashed for ``value``, which lies within the objects with these ids."""
+    """Yield the texts and bytes to hash for ``value``, which lies within the objects with these ids."""
     yield type(value).__qualname__
     if id(value) in within:
         return

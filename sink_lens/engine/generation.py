@@ -1,13 +1,13 @@
 """Generate text under edits, for example with the sink removed.
 
-An edit acts on every position of every pass, as in all other runs. The positions of edits are absolute, counted from
-the first token of the prompt; a position that does not exist yet is edited once it exists.
+The positions of edits are counted from the first token of the prompt; a position that does not exist yet is edited once
+it exists.
 
 Where each edit is of all positions, or of positions of the prompt, and reads no other site, a new token takes the keys
-and values of the positions before it from the last pass, and only its own position is computed. A function may still do
-something else to an earlier position once the sequence is longer. So each edit is called with the values of all
-positions at every new token; if its result at an earlier one is not what it was, this token and those after it take
-whole passes. The first token with a cache is compared with a whole pass of the bridge too.
+and values of the positions before it from the last pass. A function may still do something else to an earlier position
+once the sequence is longer. So each edit is called with the values of all positions at every new token; if its result
+at an earlier one is not what it was, this token and those after it take whole passes. The first token with a cache is
+compared with a whole pass of the bridge too.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,9 +37,9 @@ from .mixers import Kept
 from .partial_pass import Pass, Visit, partial_pass
 
 _AGREE = 1e-4
-"""Logits of a pass with a cache agree with a whole pass within this share of the largest."""
+"""Share of the largest logit within which a pass with a cache agrees with a whole one."""
 _SAME = 1e-5
-"""An edit does the same to a position within this share of its largest value, or within two steps of the type."""
+"""Share of its largest value within which an edit does the same to a position; or two steps of the type."""
 _CHANGES_TEXT = (
     "do_sample",
     "num_beams",
@@ -57,7 +57,6 @@ _CHANGES_TEXT = (
     "forced_eos_token_id",
     "guidance_scale",
 )
-"""Settings of a ``generation_config`` that change what is written."""
 _MOST_HELD = 1 << 30
 """Bytes of values that are held to call edits with them again; beyond, every token takes a whole pass."""
 
@@ -78,9 +77,8 @@ class Generated:
     plain_ids: tuple[int, ...]
 
     note: str = ""
-    """What the model's ``generation_config`` would change: Hugging Face's ``generate`` applies it, this does not."""
+    """Settings of the model's ``generation_config`` that Hugging Face's ``generate`` applies, and this does not."""
     notes: tuple[str, ...] = field(default=(), repr=False)
-    """Notes on the model, such as that its weights are quantised."""
 
     def _repr_html_(self) -> str:
         said = f"Both continuations are the same for {self.same} tokens."
@@ -113,9 +111,8 @@ def generate(
     Args:
         model: what ``load`` takes, or a ``LensModel``.
         prompt: text, or its token ids as a list, a tensor or what a tokenizer returns.
-        edits: the edits, applied in every pass; their positions count from the prompt's first token, below 0 from its
-            last.
-        max_new_tokens: largest number of new tokens; generation stops earlier if the model ends the text.
+        edits: their positions count from the prompt's first token, below 0 from its last.
+        max_new_tokens: generation stops earlier if the model ends the text.
         temperature: 0 takes the likeliest token; above 0, tokens are drawn from softmax(logits / temperature).
         generator: a CPU generator, required if the temperature is above 0.
         bos: BOS condition of a prompt given as text.
@@ -232,7 +229,7 @@ def _logits_by_cache(
 ) -> Float[Tensor, " vocab"] | None:
     """Compute the logits after ``tokens`` with the cache; None if an edit changes what it does to earlier positions.
 
-    Those of the second token are compared with a whole pass, and None if they differ.
+    Those of the second token are None if they differ from a whole pass's.
     """
     try:
         logits = cache.logits(tokens, record=record)
@@ -248,14 +245,14 @@ def _logits_by_cache(
 
 
 class _Cache:
-    """Passes over new positions alone, from the keys and values that the pass before them kept."""
+    """Passes over new positions alone."""
 
     def __init__(self, lens: LensModel, edits: tuple[Edit, ...]) -> None:
         self.lens, self.edits = lens, edits
         self.keys: Kept = {}
         self.before: dict[int, Tensor] = {}
         self.after: dict[int, Tensor] = {}
-        """The values of all positions that each step of an edit was shown, and what it made of them."""
+        """All values that each step of an edit was shown, and what it made of them."""
 
     def logits(
         self, tokens: Int[Tensor, "1 position"], *, record: Applied
@@ -292,7 +289,7 @@ class _Cache:
         return out[0, -1].float().cpu()
 
     def _apply_edit(self, tensor: Tensor, *, number: int, step: Step, begin: int) -> Tensor | None:
-        """Apply an edit's step to positions from ``begin`` on; raise EditError if it changes earlier ones too."""
+        """Apply a step from position ``begin`` on; raise EditError if it changes earlier ones too."""
         axis = SITES[step.site].position_axis
         if not begin:
             new = step.act(tensor)

@@ -32,9 +32,9 @@ def metric_gradients(
 ) -> dict[tuple[str, int], Tensor]:
     """Compute (site, layer) -> gradient of a metric's sum over sequences with respect to the site's baseline tensor.
 
-    The gradient is that of a zero tensor which is added at the site, since later computations do not always use the
-    tensor that a hook receives. All sequences are in one pass. ``at`` has any tensor of the site's shape; ``embedding``
-    is the stream before layer 0, if not the sequences' own. A metric without a gradient is refused.
+    It is that of a zero tensor which is added at the site, since later computations do not always use the tensor that a
+    hook receives. All sequences are in one pass. ``at`` has any tensor of the site's shape; ``embedding`` is the stream
+    before layer 0, if not the sequences' own.
     """
     check_gradients_pass(lens.plain)
     with exclusive_use(lens), torch.enable_grad():
@@ -77,7 +77,6 @@ def add_zero(
 
 
 def keep_tensor(x: Tensor, hook: object, *, into: dict[Any, Tensor], key: Any) -> None:
-    """Store a hook's tensor, with its gradient."""
     into[key] = x
 
 
@@ -89,9 +88,9 @@ def run_with_hooks(
     hooks: list[Any],
     sequences: slice = slice(None),
 ) -> Outcome:
-    """Run one pass of the bridge with ``hooks`` (name, function); return an outcome with all that ``metric`` reads.
+    """Run one pass of the bridge with ``hooks``; return an outcome with all that ``metric`` reads, and its gradients.
 
-    The outcome keeps gradients if they are enabled. ``sequences`` are those of the metric that are in the batch.
+    ``sequences`` are those of the metric that are in the batch.
     """
     layers = metric.read_layers(lens.n_layers) or (lens.n_layers - 1,)
     valid = batch.valid.to(lens.device)

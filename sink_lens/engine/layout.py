@@ -1,9 +1,8 @@
 """Layout of several cells in one forward pass: a row for each computed position; only attention sees sequences.
 
 A pass over cells that begin at different positions is one sequence of rows: of each cell its sequences, of each
-sequence the positions from the cell's first on. Norms, projections and the MLP need no more. Attention takes the rows
-apart: queries are padded to the longest cell, keys and values are completed by those of the baseline run, which a
-causal model computes the same way before the first position that an edit touches.
+sequence the positions from the cell's first on. Attention takes the rows apart: queries are padded to the longest cell,
+keys and values are completed by those of the baseline run.
 
 For a single layer, one position may be computed alone: the other keys, values and queries are then the baseline run's.
 Later queries meet one other key, so that their attention to it follows from the sums of the baseline run's rows
@@ -44,14 +43,14 @@ _NAME = "sink_lens_cells"
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """The rows of a pass over cells: for each cell, the positions that it computes of every sequence."""
+    """The rows of a pass: for each cell, the positions that it computes of every sequence."""
 
     n_sequences: int
     n_positions: int
     begins: tuple[int, ...]
     """The first position of each cell."""
     alone: bool = False
-    """True if only ``first_position`` is computed, which is then the same position in every cell."""
+    """True if only ``first_position`` is computed, the same in every cell."""
     _moved: dict[torch.device, tuple[Tensor, Tensor, Tensor]] = field(
         default_factory=dict, repr=False, compare=False
     )
@@ -72,7 +71,6 @@ class Layout:
         return tuple(slice(end - size, end) for size, end in zip(sizes, ends, strict=True))
 
     def computed_positions(self, begin: int) -> range:
-        """Return the positions that a cell computes from ``begin`` on."""
         return range(begin, begin + 1 if self.alone else self.n_positions)
 
     def row_places(
@@ -106,7 +104,7 @@ class Layout:
     def values_by_row(
         self, tensor: Shaped[Tensor, "batch position *value"]
     ) -> Shaped[Tensor, "1 row *value"]:
-        """Lay out a tensor in rows: every cell gets the values of the positions that it computes."""
+        """Lay out a tensor in rows: every cell gets the values of its positions."""
         if self.is_whole:
             return tensor.flatten(0, 1).repeat(len(self.begins), *[1] * (tensor.dim() - 2))[None]
         parts = [self.computed_positions(begin) for begin in self.begins]
@@ -115,7 +113,7 @@ class Layout:
     def to_sequences(
         self, tensor: Float[Tensor, "1 head row d_head"]
     ) -> Float[Tensor, "sequence head query d_head"]:
-        """Turn rows into the sequences of every cell, from ``first_position`` on; positions without a row are 0."""
+        """Turn rows into sequences, from ``first_position`` on; positions without a row are 0."""
         rows = tensor[0].transpose(0, 1)
         length = 1 if self.alone else self.n_positions - self.first_position
         shape = (len(self.begins) * self.n_sequences, length)
@@ -129,7 +127,7 @@ class Layout:
     def to_rows(
         self, tensor: Float[Tensor, "sequence head query d_head"]
     ) -> Float[Tensor, "1 row head d_head"]:
-        """Turn sequences of every cell into rows, the inverse of ``to_sequences``."""
+        """Turn sequences into rows, the inverse of ``to_sequences``."""
         by_position = tensor.transpose(1, 2)
         if by_position.shape[0] * by_position.shape[1] == self.rows_by_cell[-1].stop:
             return by_position.flatten(0, 1)[None]
@@ -161,17 +159,17 @@ class Attending:
     held: Mapping[Any, tuple[Tensor, ...]]
     """Layer -> keys and values of the baseline run; needed where a cell begins later than the first position."""
     keep: dict[Any, tuple[Tensor, ...]] | None = None
-    """Takes the keys and values of every layer; None does not keep them."""
+    """Takes those of every layer."""
     queries: dict[int, Tensor] | None = None
     """Layer -> queries of the baseline run: read where a position is computed alone, else kept like the keys."""
     columns: dict[int, Tensor] | None = None
     """Takes the attention of later queries to a position that is computed alone."""
     own_masks: Masks = field(default_factory=dict)
-    """Layer -> the mask that an attention function of the user's own is given of whole sequences."""
+    """Layer -> the mask of an attention function of the user's own, over whole sequences."""
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, layer: int, *, like: Tensor) -> Float[Tensor, "1 1 query key"]:
-        """Make a layer's additive mask in the type of ``like``: 0 for keys that a query sees, else the least number."""
+        """Make a layer's additive mask: 0 for keys that a query sees, else the least number."""
         reach, n = self.lens.reach(layer), self.layout.n_positions
         if reach not in self.masks:
             key = torch.arange(n, device=like.device)
@@ -215,10 +213,7 @@ def _cell_attention(
     scaling: float | None = None,
     **given: Any,
 ) -> tuple[Float[Tensor, "1 row head d_value"], Float[Tensor, "sequence head query key"]]:
-    """Compute eager attention as Hugging Face and the bridge do, with the rows of each cell apart.
-
-    It fires the hook points of the layer's scores and pattern, with the sequences of all cells.
-    """
+    """Compute eager attention as the bridge does, with the rows of each cell apart; fire the hook points."""
     how = _ATTENDING.get()
     assert how is not None, "the attention of cells runs inside attend_by_cell() only"
     layout, layer = how.layout, int(module.layer_idx)  # type: ignore[arg-type]  # set by every attention of transformers

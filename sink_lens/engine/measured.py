@@ -21,7 +21,7 @@ def resolve_metrics(
 ) -> list[Metric]:
     """Build the requested metrics for a model and its tokens, in the order given; refuse two of the same name.
 
-    Metrics asked for by name that would share a name get their options behind it: ``NAME (OPTION VALUE, ...)``.
+    Metrics by name that would share a name get their options behind it: ``NAME (OPTION VALUE, ...)``.
     """
     made = [
         one.make_metric(lens, partial(baseline_logits, lens, tokens))
@@ -42,7 +42,7 @@ def resolve_metrics(
 
 
 def metric_config(metric: Measured) -> dict[str, Any]:
-    """Return a metric as a dictionary of plain values for ``run.json``; a function is there as ``function_hash``."""
+    """Return a metric as plain values for ``run.json``; a function is there as ``function_hash``."""
     if isinstance(metric, MetricSpec):
         return {"name": metric.name, **metric.options}
     if not isinstance(metric, Metric):

@@ -1,7 +1,6 @@
 """Mixers in a pass over cells: linear attention, Mamba and convolutions, which carry a state from position to position.
 
-A causal model computes the same before the first position that an edit touches, so that the state there is the
-baseline run's. What is kept of that run is not the state but the mixer's input: continuing from a state is wrong in
+What is kept of the baseline run is not the state but the mixer's input: continuing from a state is wrong in
 transformers' own code of several families. A cell's rows are laid back into whole sequences, whose earlier positions
 are the baseline's inputs; the mixer runs from position 0, and the rows are taken out again.
 """
@@ -21,11 +20,10 @@ from .layout import Layout
 Place = int | tuple[str, int]
 """A layer, whose keys and values are held; or ("mixer", layer), whose mixer's input is."""
 Held = Mapping[Place, tuple[Tensor, ...]]
-"""State that is kept of the baseline run."""
 Kept = dict[Place, tuple[Tensor, ...]]
 
 _OF_ROWS = ("attention_mask", "position_ids", "seq_idx")
-"""Arguments that say something of the rows of a pass, and nothing of whole sequences without padding in front."""
+"""Arguments that say something of the rows of a pass, and nothing of whole sequences."""
 
 
 def mix_whole_sequences(
@@ -33,8 +31,7 @@ def mix_whole_sequences(
 ) -> contextlib.AbstractContextManager[None]:
     """Within the block, a layer's mixer (its part in place of attention) runs over whole sequences.
 
-    At positions that no cell of ``layout`` computes the mixer gets the baseline's inputs, which ``held`` has. ``keep``
-    takes the inputs of this pass.
+    At positions that no cell computes it gets the baseline's inputs, from ``held``; ``keep`` takes those of this pass.
     """
     component: Any = lens.bridge.blocks[layer].original_component.get_submodule(lens.family.mixer)
     mix = partial(

@@ -1,4 +1,4 @@
-"""What is read of a run, such as the union over the metrics of a sweep; it decides how far each pass must go."""
+"""What is read of a run; it decides how far each pass must go."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from .cells import Cell, Touches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """All that is read of a run: positions, layers, sites, loss, logits; the fields are those of ``Metric``."""
+    """All that is read of a run, as a ``Metric`` says it."""
 
     keys: tuple[int, ...]
     """Positions whose attention and stream are read."""
@@ -25,7 +25,7 @@ class Needs:
     whole: bool
     """True if something behind the last layer is read."""
     positions: tuple[int, ...] | None
-    """Positions at which logits are read, below 0 from the last real token; None is all."""
+    """Positions of logits, below 0 from the last real token; None is all."""
     together: bool = False
     """True if a metric or an edit needs all sequences in one pass."""
 
@@ -63,17 +63,17 @@ class Needs:
 
     @property
     def attention_only(self) -> bool:
-        """True if only the attention, and not the stream, is read of the last layer that is computed."""
+        """True if only the attention is read of the last layer that is computed."""
         sites = any(not SITES[site].observed for site in self.sites)
         return not (self.whole or self.state or sites)
 
     @property
     def makes_logits(self) -> bool:
-        """True if a whole pass makes logits; a loss alone is computed from the states before the unembedding."""
+        """A loss alone is computed from the states before the unembedding."""
         return self.logits or not self.loss
 
     def scored_positions(self, part: TokenBatch) -> tuple[int, ...] | None:
-        """Return the positions at which logits are read in any sequence of ``part``, counted from 0; None means all."""
+        """Return the positions at which logits are read in any sequence, counted from 0; None means all."""
         if self.positions is None:
             return None
         lengths = part.lengths.tolist()
@@ -85,7 +85,7 @@ class Needs:
         return tuple(sorted(position for position in found if 0 <= position < part.n_positions))
 
     def is_changed_by(self, touches: Touches, *, n_layers: int) -> bool:
-        """Check whether edits of these sites and layers change anything that is read."""
+        """Check whether edits there change anything that is read."""
         if self.whole:
             return True
         for site, layers in touches:

@@ -21,7 +21,7 @@ _Found = TypeVar("_Found")
 Pack = tuple[int, ...]
 """Numbers of the cells that share a forward."""
 Runs = list[tuple[Outcome, list[bool]]]
-"""Outcome of each cell's run, and whether each of its edits changed anything."""
+"""Each cell's outcome, and whether each of its edits changed anything."""
 Take = Callable[[int, Outcome, list[bool]], _Found]
 """Called with a cell's number, and its run as in ``Runs``."""
 Failed = Callable[[int, Exception], _Found]
@@ -40,7 +40,7 @@ class Packs(Generic[_Found]):
 
 
 def fill_packs(cells: Iterable[int], *, size: Callable[[int], int], most: int) -> list[Pack]:
-    """Divide cells, in order, into packs whose sizes sum to at most ``most``; a larger cell gets a pack of its own."""
+    """Divide cells, in order, into packs of at most ``most``; a larger cell gets a pack of its own."""
     packs: list[list[int]] = []
     held = 0
     for cell in cells:
@@ -60,7 +60,7 @@ def run_packs(
     failed: Failed[_Found] | None = None,
     advance: Advance = lambda cells: None,
 ) -> list[_Found]:
-    """Run the packs of ``several``; return what their ``take`` gives for each cell's outcome, in no particular order.
+    """Run the packs of ``several``; return what their ``take`` gives for each cell, in no particular order.
 
     With ``lanes``, each pack runs in the lane (thread) that is free next. ``failed`` gets the error of a cell.
     """

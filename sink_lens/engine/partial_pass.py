@@ -1,14 +1,12 @@
 """A pass of the bridge's blocks under edits, over some layers and positions: what many cells repeat thousands of times.
 
 1. Lay the rows of several cells side by side, each from its own first position on (``layout``).
-2. Begin at the first layer, with the stream that was kept there (the baseline's, or the cells' own of an earlier pass);
-   or, if there is none, with the tokens.
+2. Begin at the first layer, with the stream that was kept there, or, if there is none, with the tokens.
 3. Of this layer, take from the baseline what no edit of a cell changes: pattern, attention, neurons (``Known``).
 4. At each site's hook point, hand every cell its own ``[batch, position, ...]`` (of scores and pattern its queries):
    its edits, then its readers.
 5. Attend cell by cell: Hugging Face's module runs (``models.delegation``), with an eager attention of our own in it
-   (``layout``); keys and values before a cell's first position are the baseline's. A mixer (``mixers``) runs over whole
-   sequences.
+   (``layout``). A mixer (``mixers``) runs over whole sequences.
 6. End behind the last attention where nothing else is read, else behind the last layer, or unembed the rows that are
    asked for.
 
@@ -46,18 +44,18 @@ from .mixers import Held, Kept, mix_whole_sequences
 
 Take = Callable[[Tensor], None]
 Tap = tuple[str, Take]
-"""Name of a hook point, and what takes its tensor as it is, the rows of all cells."""
+"""A hook point, and what takes its tensor as it is, the rows of all cells."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Visit:
-    """Work at one site of one layer, for each cell: apply its edits in order, then call its readers."""
+    """Work at one site of one layer: apply each cell's edits in order, then call its readers."""
 
     edits: list[tuple[int, Act]] = field(default_factory=list)
     readers: list[tuple[int, Take]] = field(default_factory=list)
 
     def apply_edits(self, raw: Tensor, *, view: Callable[[Tensor, int], Tensor]) -> Tensor | None:
-        """Apply the edits to ``raw``, then show it to the readers; None if unchanged. ``view`` picks a cell's rows."""
+        """Return the edited tensor after the readers saw it; None if unchanged. ``view`` picks a cell's rows."""
         found = None
         for cell, act in self.edits:
             if (new := act(view(raw if found is None else found, cell))) is not None:
@@ -80,7 +78,7 @@ class Known:
     z: Float[Tensor, "batch position value"] | None = None
     """Input of W_O, the heads side by side; None likewise."""
     neurons: Float[Tensor, "batch position d_mlp"] | None = None
-    """Input of the down-projection; None in a mixture of experts (not skipped) and where a layer has no MLP module."""
+    """Input of the down-projection; None in a mixture of experts and where a layer has no MLP module."""
 
     def repeat_in_rows(self, layout: Layout) -> "Known":
         held = {name: getattr(self, name) for name in ("stream", "attention", "z", "neurons")}
@@ -96,7 +94,7 @@ _BEFORE_NEURONS = frozenset({"attn_out", "mlp_in", "gate", "up"})
 
 
 def skippable_computations(sites: frozenset[str], *, family: Family) -> frozenset[str]:
-    """Return what need not be computed in a layer (of pattern, attention, neurons) if only ``sites`` are edited."""
+    """Return what need not be computed in a layer if only ``sites`` are edited."""
     if family.adds_inside:  # what attention and MLP give depends on the stream
         return frozenset()
     if sites & _BEFORE_Z or ("z_raw" in sites and family.head_out is not None):
@@ -118,24 +116,22 @@ class Pass:
     last: int
     """The layer to end before; the number of layers + 1 goes to the logits."""
     visits: Mapping[tuple[str, int], Visit] = field(default_factory=dict)
-    """(site, layer) -> what is done there."""
     stream: Float[Tensor, "1 row d_model"] | None = None
     """Before the first layer; None computes it from the tokens, and then ``first`` is 0."""
     held: Held = field(default_factory=dict)
-    """Keys and values of the baseline run, and inputs of its mixers; needed where a cell begins later than the first
-    position."""
+    """Those of the baseline run; needed where a cell begins later than the first position."""
     keep: Kept | None = None
     """Takes those of every layer."""
     queries: dict[int, Tensor] | None = None
     """The baseline run's, where one position is computed alone; with ``keep``, takes those of every layer."""
     known: Known | None = None
-    """The layer ``first`` at the rows; needed if something of it is skipped."""
+    """The layer ``first`` at the rows; needed for ``skip``."""
     skip: frozenset[str] = frozenset()
-    """Result of ``skippable_computations``."""
+    """What ``skippable_computations`` gives."""
     columns: dict[int, Tensor] | None = None
-    """Takes each layer's attention to the position that is computed alone."""
+    """Takes each layer's attention to a position that is computed alone."""
     own_masks: Masks = field(default_factory=dict)
-    """The masks of an attention function of the user's own, which is given whole sequences."""
+    """Those of an attention function of the user's own, over whole sequences."""
     attention_only: bool = False
     """Run no more of the last layer than its attention."""
     logits_at: Int[Tensor, " sample"] | None = None
@@ -144,7 +140,6 @@ class Pass:
     """Go through the unembedding; else the states that it reads are the result."""
     taps: Sequence[Tap] = ()
     gradients: bool = False
-    """Autograd records the pass."""
 
 
 def partial_pass(
@@ -211,7 +206,7 @@ def partial_pass(
 
 
 def _baseline_keys_and_values(lens: LensModel, asked: Pass) -> dict[str, tuple[Tensor, ...]]:
-    """Return layer type -> the baseline's keys and values, for types whose layers use those of an earlier layer."""
+    """Return layer type -> the baseline's keys and values, for layers that use those of an earlier layer."""
     found: dict[str, tuple[Tensor, ...]] = {}
     for layer in range(asked.first, min(asked.last, lens.n_layers)):
         source = layer_of_keys(lens.config, layer=layer)
@@ -232,7 +227,7 @@ def run_unedited_layer(
     begin: tuple[int, Tensor] | None,
     held: Held | None = None,
 ) -> Known:
-    """Compute a layer's activations without edits, from ``begin`` (a layer and its stream) or, if None, the tokens."""
+    """Compute a layer's activations without edits, from ``begin`` (a layer and its stream) or the tokens."""
     family = lens.family
     found: dict[str, Tensor] = {}
 
@@ -260,7 +255,7 @@ def run_unedited_layer(
 def _skip_computations(
     lens: LensModel, known: Known, *, skip: frozenset[str], stack: contextlib.ExitStack
 ) -> None:
-    """Until ``stack`` closes, the modules ``skip`` return their ``known`` values."""
+    """Until ``stack`` closes, the modules ``skip`` return what is ``known``."""
     block = lens.bridge.blocks[known.layer]
     attention = block._modules.get("attn")
     if "attention" in skip:

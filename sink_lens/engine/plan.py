@@ -17,34 +17,33 @@ from .needs import Needs
 Path = Literal["blocks", "bridge"]
 
 CELLS_A_BLOCK = 32
-"""Cells in a block, which is computed and written as a whole; smaller cones and larger packs allow more."""
+"""A block is computed and written as a whole; smaller cones and larger packs allow more."""
 _CPU_TOKENS = 512
-"""A CPU is as fast as it gets with this many tokens per forward, and more of them only take memory."""
+"""More tokens per forward make a CPU no faster."""
 _GPU_TOKENS = 65536
 _MOST_LANES = 8
-"""Forwards at once on a CPU; where it has more cores, each forward has several."""
+"""With more cores than this, each forward on a CPU has several."""
 _MEMORY_FRAC = 0.25
-"""Share of the free memory that forward passes may use."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The plan of the forward passes; a run keeps it, so that a resumed run uses the same plan."""
+    """A run keeps its plan, so that a resumed run uses the same."""
 
     path: Path
     """``blocks``: the bridge's blocks with Hugging Face's attention, for cells that can run so; ``bridge``: its own."""
     prompts: int
-    """Number of sequences in a forward."""
+    """Sequences in a forward."""
     pack: int
-    """Number of cells in a forward over all positions."""
+    """Cells in a forward over all positions."""
     cut: bool = True
-    """True if positions before the first edited one are skipped; a forward then takes more cells."""
+    """Positions before the first edited one are skipped; a forward then takes more cells."""
     lanes: int = 1
-    """Forwards side by side on the cores of a CPU, see ``threads``."""
+    """Forwards side by side, see ``threads``."""
     n_compared: int | None = field(default=None, compare=False)
-    """Number of cells that were compared with the bridge, besides the baseline; None before that."""
+    """Cells that were compared with the bridge, besides the baseline; None before that."""
     deviation: float = field(default=math.nan, compare=False)
-    """How far the worst of the compared numbers was from the bridge's; nan before that."""
+    """The worst of the compared numbers' distances from the bridge's; nan before that."""
 
     def as_json(self) -> str:
         return json.dumps(asdict(self), indent=2) + "\n"
@@ -80,7 +79,7 @@ def choose_even_plan(lens: LensModel, tokens: TokenBatch, needs: Needs) -> Plan:
 
 
 def bytes_per_token(lens: LensModel, n_positions: int, needs: Needs) -> int:
-    """Estimate the bytes per token of a forward over ``n_positions``, with the logits if ``needs`` includes them."""
+    """Estimate the bytes per token of a forward over ``n_positions``."""
     width = 10 * lens.d_model + 4 * lens.d_mlp + 6 * lens.n_heads * lens.d_head
     width += 4 * lens.n_heads * n_positions
     if needs.whole and needs.makes_logits:

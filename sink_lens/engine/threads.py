@@ -1,7 +1,7 @@
 """Lanes: cells that run side by side on the cores of a CPU, each lane on a copy of the modules that shares the weights.
 
-Two cores share a matrix product of a few hundred rows badly: one cell a core is faster than one cell on both, with
-the same numbers (``trust`` compares them). The modules are copied because the edits are hooks on them.
+Two cores share a matrix product of a few hundred rows badly: one cell a core is faster than one cell on both. The
+modules are copied because the edits are hooks on them.
 """
 
 import copy
@@ -28,7 +28,7 @@ _Found = TypeVar("_Found")
 
 
 class Lanes:
-    """Threads that share the CPU cores; each runs passes on its own copy of the model's modules."""
+    """Threads that share the CPU cores, each with its own copy of the model's modules."""
 
     def __init__(self, lens: LensModel, *, count: int) -> None:
         self.count = count
@@ -67,7 +67,7 @@ class Lanes:
 
 
 def copy_for_thread(lens: LensModel) -> LensModel:
-    """Copy the model for another thread: new modules with the same weights, for passes of the bridge only."""
+    """Make new modules with the same weights, for passes of the bridge only."""
     bridge, inner = lens.bridge, inner_model(lens)
     tensors = chain(bridge.parameters(), bridge.buffers(), inner.parameters(), inner.buffers())
     shared: dict[int, object] = {id(tensor): tensor for tensor in tensors}

@@ -1,7 +1,5 @@
 """Compare some cells with the bridge on the user's machine before the others run, and say by how much they differ.
 
-A cell is a set of edits that are made together in one run; the bridge is TransformerLens's own forward.
-
 1. Take a plan: forwards side by side (lanes), cells that share a forward (pack), later first positions (cut).
 2. Run the baseline and two cells, early and late in the layers, by it on the longest sequence (on all of the plan's, if
    something reads the whole batch), and all three in one forward of the bridge. If one fails, try cells alone,
@@ -37,12 +35,11 @@ from .threads import make_lanes
 log = logging.getLogger(__name__)
 
 TOLERANCE = 1e-5
-"""Largest allowed deviation from the bridge, relative to a metric's largest magnitude, or to the largest logit if a
-metric reads logits: a small difference of large logits is only as exact as they are."""
+"""Relative to a metric's largest magnitude, or to the largest logit if a metric reads logits: a small difference of
+large logits is only as exact as they are.
+"""
 _CHECKED = 2
-"""Cells that are compared with passes of the bridge."""
 _TRIED = 8
-"""Cells that are tried where some cannot be compared, since they fail."""
 
 
 def make_accurate_engine(
@@ -53,10 +50,7 @@ def make_accurate_engine(
     *,
     plan: Plan,
 ) -> Engine:
-    """Make the engine of ``plan`` if metrics of some cells are within ``TOLERANCE`` of the bridge's, else more careful.
-
-    If every cell that was tried failed, the last resort, one forward of the bridge per cell, is taken at once.
-    """
+    """Make the engine of ``plan``, or of a more careful one if metrics of some cells are not the bridge's."""
     lanes = make_lanes(lens, count=plan.lanes)
     plan = plan if lanes is not None else replace(plan, lanes=1)
     together = any(one.whole_batch for one in (*metrics, *cells))
@@ -109,7 +103,7 @@ def make_checked_run(
     *,
     needs: Needs,
 ) -> BaselineRun:
-    """Make a baseline run for few cells, compared with the bridge; its plan holds the largest deviation."""
+    """Make a baseline run for few cells, compared with the bridge."""
     plan = choose_even_plan(lens, batch, needs)
     lanes = make_lanes(lens, count=plan.lanes)
     plan = plan if lanes is not None else replace(plan, lanes=1)
@@ -157,7 +151,8 @@ def _compare_with_bridge(engine: Engine) -> tuple[float, float, int, Exception |
 
     Returns:
         The largest deviation, the one that is allowed, the number of cells that were compared, and the error if every
-        tried cell failed.
+        tried
+        cell failed.
     """
     changing = [
         number for number, first in enumerate(engine.first_layers) if first <= engine.lens.n_layers
