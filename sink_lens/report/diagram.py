@@ -1,7 +1,6 @@
 """A circuit on a page or in a paper: a few boxes with few words, and arrows with one number each.
 
-Boxes stand in levels, each after all that lead to it, and in rows, so that arrows cross little. The type is the largest
-that fits.
+Boxes stand in levels, each after all that lead to it, and in rows, so that arrows cross little.
 """
 
 import functools
@@ -38,7 +37,6 @@ from sink_lens.report.style import (
 
 Style = Literal["page", "paper"]
 MOST_WORDS = 8
-"""Words of a box."""
 _KINDS = {
     "holds": (GREEN, "solid"),
     "fails": (ORANGE, "dashed"),
@@ -50,7 +48,7 @@ _SYMBOLS = {"W_O": "$W_O$", "z": "$z$", "q": "$q$", "k": "$k$", "v": "$v$"}
 """Words that a paper sets as formulas."""
 _ENDS = ("source", "target")
 _OVER = 2.8
-"""Height over the boxes for an arrow that leads past some and the number above it, by the size of the type."""
+"""Height over the boxes for an arrow that leads past some and its number, by the size of the type."""
 _FULL = 0.98
 """Share of a line that text may fill: letters of a few pixels are drawn a little wider than they are."""
 _Point = tuple[float, float]
@@ -59,7 +57,7 @@ _Piece = tuple[_Point, _Point, _Point, _Point]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Box:
-    """A box of a diagram, such as a group of neurons: its text has at most eight words."""
+    """A box of a diagram, such as a group of neurons."""
 
     id: str
     text: str
@@ -97,15 +95,32 @@ class Diagram:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Form:
-    """Sizes and fonts of a diagram in one style, page or paper: width in inches, font sizes in points."""
+    """Sizes and fonts of a diagram: width in inches, font sizes in points."""
 
     width: float
-    largest: int
+    size: int
     smallest: int
     family: str
     down: bool
     """True if it is read from top to bottom."""
     bold: bool
+
+    @property
+    def em(self) -> float:
+        return self.size / 72
+
+    @property
+    def edge(self) -> float:
+        return 0.25 * self.width / 13.33 + 0.04
+
+    @property
+    def small(self) -> float:
+        if self.bold:
+            return max(self.size * 0.62, self.smallest * 0.9, 5.0)
+        return max(self.size * 0.9, self.smallest)
+
+    def text_width(self, text: str, *, bold: bool = False) -> float:
+        return _text_width(text, family=self.family, size=self.size, bold=bold)
 
 
 WIDTHS: Mapping[str, float] = {"page": 9.0, "paper": 6.75}
@@ -131,20 +146,18 @@ def draw_diagram(diagram: Diagram, *, style: Style, width: float | None = None) 
             "the circuit has no node, so there is nothing to draw. Run again with other settings to see one"
         )
     width, levels = width or WIDTHS[style], _boxes_by_level(diagram)
-    form = _Form(width=width, family="sans-serif", down=False, bold=True, largest=11, smallest=7)
+    form = _Form(width=width, family="sans-serif", down=False, bold=True, size=11, smallest=7)
     if style == "paper":
-        form = _Form(
-            width=width, family="STIXGeneral", down=width < 5, bold=False, largest=9, smallest=6
-        )
-    form = replace(form, down=form.down and len(levels) > 2)
-    forms = (
-        [form] if form.down else [form, replace(form, down=True)]
-    )  # what is too wide is read from top to bottom
-    for one, size in itertools.product(forms, range(form.largest, form.smallest - 1, -1)):
+        down = width < 5 and len(levels) > 2
+        form = _Form(width=width, family="STIXGeneral", down=down, bold=False, size=9, smallest=6)
+    # what is too wide is read from top to bottom
+    forms = [form] if form.down else [form, replace(form, down=True)]
+    for one, size in itertools.product(forms, range(form.size, form.smallest - 1, -1)):
+        sized = replace(one, size=size)
         for room in (1.5, 1.1):  # arrows as long as so many numbers
-            placed = _lay_out_diagram(diagram, levels, form=one, size=size, room_for=room)
+            placed = _lay_out_diagram(diagram, levels, form=sized, room_for=room)
             if placed is not None:
-                return _draw_placed(diagram, placed, form=one, size=size)
+                return _draw_placed(diagram, placed, form=sized)
     said = f"{len(levels)} levels of boxes do not fit into {form.width:g} inches at {form.smallest} points"
     widest = max((len(word) for box in diagram.boxes for word in box.text.split()), default=1)
     least = len(levels) * (0.55 * widest + 3) * form.smallest / 72
@@ -180,11 +193,8 @@ def _boxes_by_level(diagram: Diagram) -> list[list[Box]]:
     if any(box.row is not None for box in diagram.boxes):
         return levels
     place = {box.id: at - (len(level) - 1) / 2 for level in levels for at, box in enumerate(level)}
-    for joined, some in [
-        (into, levels),
-        (out, levels[::-1]),
-    ] * 3:  # boxes go near those that they are joined to
-        for boxes in some:
+    for joined, some in [(into, levels), (out, levels[::-1])] * 3:
+        for boxes in some:  # they go near those that they are joined to
             near = {
                 box.id: np.mean([place[one] for one in joined[box.id]] or [place[box.id]])
                 for box in boxes
@@ -208,48 +218,39 @@ class _Placed:
 
 
 def _lay_out_diagram(
-    diagram: Diagram, levels: list[list[Box]], *, form: _Form, size: int, room_for: float
+    diagram: Diagram, levels: list[list[Box]], *, form: _Form, room_for: float
 ) -> _Placed | None:
-    """Compute where boxes and texts stand at a font size; None if they do not fit into the width of ``form``.
+    """Compute where boxes and texts stand; None if they do not fit into the width of ``form``.
 
     The shortest arrow is ``room_for`` times as long as the widest number beside an arrow.
     """
-    em, edge = size / 72, 0.25 * form.width / 13.33 + 0.04
+    em, edge, small = form.em, form.edge, form.small
     pad, line = 0.45 * em, 1.22 * em
-    small = _note_size(form, size)
     room = form.width - 2 * edge
-    title = (
-        _wrap_text(diagram.title, room, form=form, size=size, bold=True) if diagram.title else []
-    )
+    title = _wrap_text(diagram.title, room, form=form, bold=True)
     foot = fill_lines(diagram.says.split(), room, family=form.family, size=small, bold=False)
     if title is None or foot is None or len(title) > 2 or len(foot) > 4:
         return None
-    label = max(
-        (
-            _text_width(arrow.label, family=form.family, size=size, bold=True)
-            for arrow in diagram.arrows
-        ),
-        default=0.0,
-    )
+    numbers = (form.text_width(arrow.label, bold=True) for arrow in diagram.arrows)
+    label = max(numbers, default=0.0)
     above = len(title) * line + (0.5 * em if title else 0) + edge
-    n_lines = len(foot) + len(_legend_lines(diagram, room, form=form, small=small))
+    n_lines = len(foot) + len(_legend_lines(diagram, form=form))
     below = n_lines * 1.35 * small / 72 + 0.4 * em + edge
     rows, tallest = _places_across(levels)
-    natural = (
-        max(_text_width(box.text, family=form.family, size=size) for box in diagram.boxes) / _FULL
-        + 2 * pad
-    )
+    natural = max(form.text_width(box.text) for box in diagram.boxes) / _FULL + 2 * pad
+    at = {box.id: place for place, level in enumerate(levels) for box in level}
+    skips = any(at[arrow.target] - at[arrow.source] > 1 for arrow in diagram.arrows)
     beside = 0.0
     if form.down:
         across = room / tallest - (0.35 * em if tallest > 1 else 0)
-        beside = _has_skipped_level(diagram, levels) * (label + 1.9 * em)
+        beside = skips * (label + 1.9 * em)
         wide = min(natural, across - beside * (1 if tallest > 1 else 2))
     else:
         gap = max(room_for * label + 0.2 * em, 1.8 * em, 0.25 * room if len(levels) == 2 else 0.0)
         wide = min(natural, (room - gap * (len(levels) - 1)) / len(levels))
     lines: dict[str, list[str]] = {}
     for box in diagram.boxes:
-        of = _wrap_text(box.text, wide - 2 * pad, form=form, size=size)
+        of = _wrap_text(box.text, wide - 2 * pad, form=form)
         if of is None or len(of) > 4:
             return None
         lines[box.id] = of
@@ -261,7 +262,7 @@ def _lay_out_diagram(
                 sides[getattr(arrow, end)] += 0.45 * em + _arrow_width(arrow, em=em) / 72
             tall = {name: max(own, sides[name]) for name, own in tall.items()}
     most = max(tall.values())
-    over = _has_skipped_level(diagram, levels) * _OVER * em
+    over = skips * _OVER * em
     if form.down:
         body = (
             sum(max(tall[box.id] for box in level) for level in levels)
@@ -270,21 +271,16 @@ def _lay_out_diagram(
     else:
         body = (tallest + 0.001) * most + (tallest - 1) * 1.6 * em + over
     height = above + below + body
-    boxes, at, down = {}, {}, height - above
+    boxes, down = {}, height - above
     pitch = (room - wide) / max(len(levels) - 1, 1)
     for place, level in enumerate(levels):
-        at |= {box.id: place for box in level}
         if form.down:
             deep = max(tall[box.id] for box in level)
             for box in level:
-                x = (
-                    form.width / 2
-                    + rows[box.id] * room / tallest
-                    - (beside / 2 if tallest > 1 else 0)
-                )
-                boxes[box.id] = Bbox.from_bounds(
-                    x - wide / 2, down - deep / 2 - tall[box.id] / 2, wide, tall[box.id]
-                )
+                x = form.width / 2 + rows[box.id] * room / tallest
+                x -= beside / 2 if tallest > 1 else 0
+                bottom = down - deep / 2 - tall[box.id] / 2
+                boxes[box.id] = Bbox.from_bounds(x - wide / 2, bottom, wide, tall[box.id])
             down -= deep + 2.4 * em
             continue
         x = edge + wide / 2 + place * pitch if len(levels) > 1 else form.width / 2
@@ -306,25 +302,11 @@ def _places_across(levels: Sequence[Sequence[Box]]) -> tuple[dict[str, float], i
     rows = sorted({box.row for level in levels for box in level if box.row is not None})
     if rows:
         middle = (rows[0] + rows[-1]) / 2
-        place = {
-            box.id: (middle if box.row is None else box.row) - middle
-            for level in levels
-            for box in level
-        }
+        boxes = itertools.chain(*levels)
+        place = {box.id: (middle if box.row is None else box.row) - middle for box in boxes}
         return place, max(round(rows[-1] - rows[0]) + 1, 1)
     place = {box.id: at - (len(level) - 1) / 2 for level in levels for at, box in enumerate(level)}
     return place, max(len(level) for level in levels)
-
-
-def _has_skipped_level(diagram: Diagram, levels: Sequence[Sequence[Box]]) -> bool:
-    level = {box.id: at for at, some in enumerate(levels) for box in some}
-    return any(level[arrow.target] - level[arrow.source] > 1 for arrow in diagram.arrows)
-
-
-def _note_size(form: _Form, size: int) -> float:
-    return (
-        max(size * 0.62, form.smallest * 0.9, 5.0) if form.bold else max(size * 0.9, form.smallest)
-    )
 
 
 @functools.lru_cache(maxsize=4096)
@@ -335,16 +317,16 @@ def _text_width(text: str, *, family: str, size: float, bold: bool = False) -> f
     return text_to_path.get_text_width_height_descent(text, font, ismath=False)[0] / 72
 
 
-def _wrap_text(
-    text: str, width: float, *, form: _Form, size: float, bold: bool = False
-) -> list[str] | None:
+def _wrap_text(text: str, width: float, *, form: _Form, bold: bool = False) -> list[str] | None:
     """Break a text into lines of about equal length and at most ``width`` inches; None if a word is wider."""
-    words = text.split()
-    lines = fill_lines(words, width, family=form.family, size=size, bold=bold)
-    if lines is None or len(lines) < 2:
-        return lines
+    fill = functools.partial(
+        fill_lines, text.split(), family=form.family, size=form.size, bold=bold
+    )
+    lines = fill(width)
+    if lines is None:
+        return None
     for share in (0.6, 0.7, 0.8, 0.9):  # the narrowest that needs no more lines
-        narrower = fill_lines(words, width * share, family=form.family, size=size, bold=bold)
+        narrower = fill(width * share)
         if narrower is not None and len(narrower) == len(lines):
             return narrower
     return lines
@@ -353,7 +335,7 @@ def _wrap_text(
 def fill_lines(
     words: Sequence[str], width: float, *, family: str, size: float, bold: bool
 ) -> list[str] | None:
-    """Break words into lines of at most ``width`` inches, each as full as possible; None if a word is wider."""
+    """Break words into lines as full as possible, of at most ``width`` inches; None if a word is wider."""
     lines: list[str] = []
     width *= _FULL
     for word in words:
@@ -367,12 +349,10 @@ def fill_lines(
     return lines
 
 
-def _legend_lines(
-    diagram: Diagram, room: float, *, form: _Form, small: float
-) -> list[list[tuple[str, str, float]]]:
-    """Return the legend's lines, at most ``room`` inches wide: each a list of (kind of arrow, meaning, left end)."""
+def _legend_lines(diagram: Diagram, *, form: _Form) -> list[list[tuple[str, str, float]]]:
+    """Return the legend's lines: each a list of (kind of arrow, meaning, left end in inches)."""
     lines: list[list[tuple[str, str, float]]] = []
-    x = 0.0
+    x, small, room = 0.0, form.small, form.width - 2 * form.edge
     for kind in dict.fromkeys(arrow.kind for arrow in diagram.arrows):
         if kind in diagram.key:
             wide = 2.5 * small / 72 + _text_width(diagram.key[kind], family=form.family, size=small)
@@ -383,35 +363,34 @@ def _legend_lines(
     return lines
 
 
-def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form, size: int) -> Figure:
+def _draw_placed(diagram: Diagram, placed: _Placed, *, form: _Form) -> Figure:
     figure = new_figure(width=form.width, height=placed.height)
     figure.set_layout_engine("none")
     limits: dict[str, Any] = {"xlim": (0, form.width), "ylim": (0, placed.height)}
     axes = figure.add_axes((0, 0, 1, 1), frame_on=False, xticks=[], yticks=[], **limits)
-    em = size / 72
-    curves = [_arrow_curve(arrow, placed, diagram, form=form, em=em) for arrow in diagram.arrows]
+    em = form.em
+    curves = [_arrow_curve(arrow, placed, diagram, form=form) for arrow in diagram.arrows]
     for arrow, curve in zip(diagram.arrows, curves, strict=True):
         _draw_arrow(axes, arrow, curve, em=em)
     for name, box in placed.boxes.items():
         shape = FancyBboxPatch(
             box.p0, box.width, box.height, boxstyle=f"round,pad=0,rounding_size={0.3 * em:.3f}"
         )
-        shape.set(facecolor=BOX, edgecolor=INK, linewidth=max(0.7, size / 14))
+        shape.set(facecolor=BOX, edgecolor=INK, linewidth=max(0.7, form.size / 14))
         axes.add_patch(shape)
         lines = placed.lines[name]
         for at, line in enumerate(lines):
             y = (box.y0 + box.y1) / 2 + ((len(lines) - 1) / 2 - at) * 1.22 * em
-            _write_text(axes, (box.x0 + box.x1) / 2, y, line, form=form, size=size)
-    _draw_arrow_numbers(axes, diagram, curves, placed, form=form, size=size)
-    _draw_title_and_legend(axes, diagram, placed, form=form, size=size)
+            _write_text(axes, (box.x0 + box.x1) / 2, y, line, form=form)
+    _draw_arrow_numbers(axes, diagram, curves, placed, form=form)
+    _draw_title_and_legend(axes, diagram, placed, form=form)
     without_formulas(figure)
     for text in axes.texts:
-        rest = functools.reduce(
-            lambda rest, symbol: rest.replace(symbol, ""), _SYMBOLS.values(), text.get_text()
-        )
-        text.set_parse_math(
-            rest != text.get_text() and "$" not in rest
-        )  # one of our symbols, and no other dollar sign
+        rest = text.get_text()
+        for symbol in _SYMBOLS.values():
+            rest = rest.replace(symbol, "")
+        # one of our symbols, and no other dollar sign
+        text.set_parse_math(rest != text.get_text() and "$" not in rest)
     return figure
 
 
@@ -422,11 +401,11 @@ def _write_text(
     text: str,
     *,
     form: _Form,
-    size: float,
+    small: bool = False,
     bold: bool = False,
     **style: Any,
 ) -> Text:
-    """Write a text at a point of the axes, in the font of ``form``; W_O, z, q, k and v in it are drawn as symbols."""
+    """Write a text in the font of ``form``; W_O, z, q, k and v in it are drawn as symbols."""
     if not form.bold and "$" not in text:
         text = re.sub(r"\b(W_O|[zqkv])\b", lambda found: _SYMBOLS[found[0]], text)
     given: dict[str, Any] = {
@@ -435,60 +414,49 @@ def _write_text(
         "color": INK,
         "fontfamily": [form.family, "DejaVu Sans"],
         "math_fontfamily": "cm",
-    } | style
-    return axes.text(x, y, text, fontsize=size, fontweight="bold" if bold else "normal", **given)
+        "fontsize": form.small if small else form.size,
+        "fontweight": "bold" if bold else "normal",
+    }
+    return axes.text(x, y, text, **given | style)
 
 
-def _arrow_curve(
-    arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float
-) -> np.ndarray:
-    """Return the points of an arrow's curve around other boxes, as an array with one row (x, y) per point."""
-    parts = _arrow_pieces(arrow, placed, diagram, form=form, em=em)
+def _arrow_curve(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form) -> np.ndarray:
+    """Return the points of an arrow's curve around other boxes, one row (x, y) per point."""
+    parts = _arrow_pieces(arrow, placed, diagram, form=form)
     tip, before = np.array(parts[-1][3]), np.array(parts[-1][2])
     along = (tip - before) / (np.hypot(*(tip - before)) or 1.0)
-    long = min(
-        _arrow_head_size(arrow, em=em)[0], 0.6 * float(np.hypot(*(tip - np.array(parts[-1][0]))))
-    )
+    whole = float(np.hypot(*(tip - np.array(parts[-1][0]))))
+    long = min(_arrow_head_size(arrow, em=form.em)[0], 0.6 * whole)
     parts[-1] = (*parts[-1][:3], tuple(tip - along * long))
     t = np.linspace(0, 1, 60)[:, None]
     weights = np.hstack([(1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3])
     return np.vstack([*(weights @ np.array(part) for part in parts), tip])
 
 
-def _arrow_pieces(
-    arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form, em: float
-) -> list[_Piece]:
-    source, target = placed.boxes[arrow.source], placed.boxes[arrow.target]
+def _arrow_pieces(arrow: Arrow, placed: _Placed, diagram: Diagram, *, form: _Form) -> list[_Piece]:
+    em, source, target = form.em, placed.boxes[arrow.source], placed.boxes[arrow.target]
     from_level, to_level = placed.at[arrow.source], placed.at[arrow.target]
     if form.down and to_level - from_level > 1:  # beside the boxes, on the right
         right = max(source.x1, target.x1) + 1.3 * em
-        start, end = (
-            (source.x1, (source.y0 + source.y1) / 2),
-            (target.x1, (target.y0 + target.y1) / 2),
-        )
+        start = (source.x1, (source.y0 + source.y1) / 2)
+        end = (target.x1, (target.y0 + target.y1) / 2)
         return [(start, (right, start[1]), (right, end[1]), end)]
     if from_level == to_level and not form.down:  # between rows
         x = (source.x0 + source.x1) / 2
-        start, end = (
-            ((x, source.y0), (x, target.y1))
-            if source.y0 > target.y0
-            else ((x, source.y1), (x, target.y0))
-        )
-        return [_straight_piece(start, end)]
+        if source.y0 > target.y0:
+            return [_straight_piece((x, source.y0), (x, target.y1))]
+        return [_straight_piece((x, source.y1), (x, target.y0))]
     if from_level == to_level:
         y = (source.y0 + source.y1) / 2
-        start, end = (
-            ((source.x1, y), (target.x0, y))
-            if source.x0 < target.x0
-            else ((source.x0, y), (target.x1, y))
-        )
-        return [_straight_piece(start, end)]
+        if source.x0 < target.x0:
+            return [_straight_piece((source.x1, y), (target.x0, y))]
+        return [_straight_piece((source.x0, y), (target.x1, y))]
+    ends = [
+        _arrow_end_coordinate(arrow, diagram, placed, out=out, down=form.down)
+        for out in (True, False)
+    ]
     if form.down:
-        ports = [
-            _arrow_end_coordinate(arrow, diagram, placed, out=out, down=True)
-            for out in (True, False)
-        ]
-        start, end = (ports[0], source.y0), (ports[1], target.y1)
+        start, end = (ends[0], source.y0), (ends[1], target.y1)
         middle = (start[1] + end[1]) / 2
         return [(start, (start[0], middle), (end[0], middle), end)]
     between = [[] for _ in range(to_level - from_level - 1)]
@@ -497,23 +465,16 @@ def _arrow_pieces(
             between[placed.at[name] - from_level - 1].append(box)
     level_with = [
         box
-        for some in between
-        for box in some
+        for box in itertools.chain(*between)
         if abs(box.y0 + box.y1 - source.y0 - source.y1) < 0.1 * em
     ]
-    if (
-        level_with
-        and len(level_with) == len(between)
-        and abs(source.y0 + source.y1 - target.y0 - target.y1) < 0.1 * em
-    ):
+    straight = abs(source.y0 + source.y1 - target.y0 - target.y1) < 0.1 * em
+    if level_with and len(level_with) == len(between) and straight:
         top = max(box.y1 for box in (*level_with, source, target)) + 1.2 * em
-        start, end = (
-            (source.x0 + 0.7 * source.width, source.y1),
-            (target.x0 + 0.3 * target.width, target.y1),
-        )
+        start = (source.x0 + 0.7 * source.width, source.y1)
+        end = (target.x0 + 0.3 * target.width, target.y1)
         high = top + (top - max(start[1], end[1])) / 3
         return [(start, (start[0], high), (end[0], high), end)]
-    ends = [_arrow_end_coordinate(arrow, diagram, placed, out=out) for out in (True, False)]
     points = [(source.x1, ends[0])]
     for at, some in enumerate(between, start=1):
         y = ends[0] + (ends[1] - ends[0]) * at / (len(between) + 1)
@@ -539,11 +500,11 @@ def _straight_piece(start: _Point, end: _Point) -> _Piece:
 
 
 def _arrow_end_coordinate(
-    arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool = False
+    arrow: Arrow, diagram: Diagram, placed: _Placed, *, out: bool, down: bool
 ) -> float:
     """Return the coordinate, in inches, at which an arrow begins (``out``) or ends on the side of a box.
 
-    Arrows at one side are in the order of their other ends, so that few cross. ``down`` if they lead downwards.
+    Arrows at one side are in the order of their other ends, so that few cross.
     """
     own = placed.boxes[arrow.source if out else arrow.target]
     side = "source" if out else "target"
@@ -591,38 +552,28 @@ def _draw_arrow(axes: Axes, arrow: Arrow, curve: np.ndarray, *, em: float) -> No
 
 
 def _draw_arrow_numbers(
-    axes: Axes,
-    diagram: Diagram,
-    curves: Sequence[np.ndarray],
-    placed: _Placed,
-    *,
-    form: _Form,
-    size: int,
+    axes: Axes, diagram: Diagram, curves: Sequence[np.ndarray], placed: _Placed, *, form: _Form
 ) -> None:
     """Write each arrow's number beside the arrow, if possible where no box, arrow or other number is."""
-    em = size / 72
+    em = form.em
     taken = [box.padded(0.04 * em) for box in placed.boxes.values()]
-    top = placed.height - 0.25 * form.width / 13.33 - 0.04 - len(placed.title) * 1.22 * em
-    taken.append(
-        Bbox.from_extents(0, top if placed.title else placed.height, form.width, placed.height)
-    )
+    top = placed.height
+    if placed.title:
+        top = placed.height - 0.25 * form.width / 13.33 - 0.04 - len(placed.title) * 1.22 * em
+    taken.append(Bbox.from_extents(0, top, form.width, placed.height))
     taken.append(Bbox.from_extents(0, 0, form.width, placed.foot_top))
     points = np.concatenate(curves) if curves else np.zeros((0, 2))
     of = np.repeat(np.arange(len(curves)), [len(curve) for curve in curves])
     for number, (arrow, curve) in enumerate(zip(diagram.arrows, curves, strict=True)):
         if not arrow.label:
             continue
-        wide, tall = (
-            _text_width(arrow.label, family=form.family, size=size, bold=True) + 0.2 * em,
-            1.05 * em,
-        )
+        wide, tall = form.text_width(arrow.label, bold=True) + 0.2 * em, 1.05 * em
         best: tuple[float, float, float, Bbox] | None = None
         out, into = (
             sum(getattr(one, end) == getattr(arrow, end) for one in diagram.arrows) for end in _ENDS
         )
-        middle = (
-            0.5 if out == into else 0.34 if into > out else 0.66
-        )  # away from where the arrows meet
+        # away from where the arrows meet
+        middle = 0.5 if out == into else 0.34 if into > out else 0.66
         line = 2 * _arrow_head_size(arrow, em=em)[1]
         for cost, (x, y) in _number_places(curve, wide, tall, line=line, middle=middle):
             box = Bbox.from_bounds(x - wide / 2, y - tall / 2, wide, tall)
@@ -633,17 +584,14 @@ def _draw_arrow_numbers(
                 & (points[:, 1] > box.y0)
                 & (points[:, 1] < box.y1)
             )
-            cost += 10 * bool(inside.any()) + 20 * bool(
-                (inside & (of != number)).any()
-            )  # not as if another's
+            of_another = inside & (of != number)
+            cost += 10 * bool(inside.any()) + 20 * bool(of_another.any())
             cost += 200 * (box.x0 < 0 or box.x1 > form.width or box.y1 > placed.height)
             if best is None or cost < best[0]:
                 best = (cost, x, y, box)
         assert best is not None
         colour = _KINDS.get(arrow.kind, (QUIET, ""))[0]
-        text = _write_text(
-            axes, best[1], best[2], arrow.label, form=form, size=size, bold=True, color=colour
-        )
+        text = _write_text(axes, best[1], best[2], arrow.label, form=form, bold=True, color=colour)
         if best[0] >= 10:  # on an arrow: on paper of its own
             text.set_bbox({"facecolor": PAPER, "edgecolor": "none", "pad": 0.5})
         taken.append(best[3])
@@ -663,25 +611,25 @@ def _number_places(
         away = line / 2 + abs(normal[0]) * wide / 2 + abs(normal[1]) * tall / 2 + 0.02
         for side in (1, -1):
             x, y = curve[at] + normal * side * away
-            pleasant = (
-                normal[1] * side > 0.2 or normal[0] * side > 0.5
-            )  # over a level arrow, right of an upright one
+            # over a level arrow, right of an upright one
+            pleasant = normal[1] * side > 0.2 or normal[0] * side > 0.5
             yield 5 * abs(share - middle) + 0.6 * (not pleasant), (float(x), float(y))
         yield 5 * abs(share - middle) + 4, (float(curve[at, 0]), float(curve[at, 1]))
 
 
-def _draw_title_and_legend(
-    axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form, size: int
-) -> None:
-    em, small, edge = size / 72, _note_size(form, size), 0.25 * form.width / 13.33 + 0.04
+def _draw_title_and_legend(axes: Axes, diagram: Diagram, placed: _Placed, *, form: _Form) -> None:
+    small, edge = form.small, form.edge
     step = 1.35 * small / 72
     for at, line in enumerate(placed.title):
-        y = placed.height - edge - (at + 0.5) * 1.22 * em
-        _write_text(axes, edge, y, line, form=form, size=size, bold=True, ha="left")
-    keys = _legend_lines(diagram, form.width - 2 * edge, form=form, small=small)
+        y = placed.height - edge - (at + 0.5) * 1.22 * form.em
+        _write_text(axes, edge, y, line, form=form, bold=True, ha="left")
+    keys = _legend_lines(diagram, form=form)
+    print_small = functools.partial(
+        _write_text, axes, form=form, small=True, ha="left", color=FAINT
+    )
     for at, line in enumerate(placed.foot):
         y = edge + (len(placed.foot) - 1 - at + 0.5 + len(keys)) * step
-        _write_text(axes, edge, y, line, form=form, size=small, ha="left", color=FAINT)
+        print_small(edge, y, line)
     sample = 2.2 * small / 72
     for at, row in enumerate(keys):
         y = edge + (len(keys) - 1 - at + 0.5) * step
@@ -697,5 +645,4 @@ def _draw_title_and_legend(
                 linestyle=dashes,
                 solid_capstyle="butt",
             )
-            x += sample + 0.3 * small / 72
-            _write_text(axes, x, y, meaning, form=form, size=small, ha="left", color=FAINT)
+            print_small(x + sample + 0.3 * small / 72, y, meaning)

@@ -29,24 +29,20 @@ class Drawable:
         if ending in (".html", ".htm") and explore is not None:
             return explore().save(path)
         if ending == ".json":
-            graph = (
-                getattr(own, "graph", None) if path.name.lower().endswith(".graph.json") else None
-            )
+            graph = None
+            if path.name.lower().endswith(".graph.json"):
+                graph = getattr(own, "graph", None)
             refuse_file_of_run(path, replaceable=(".json",))
             path.parent.mkdir(parents=True, exist_ok=True)
-            written = (
+            text = (
                 own.to_json() if graph is None else json.dumps(plain_json(graph), allow_nan=False)
             )
-            path.write_text(written, encoding="utf-8")
+            path.write_text(text, encoding="utf-8")
             return path
         if ending not in (".png", ".svg", ".pdf"):
-            endings = (
-                ".json, .png, .svg or .pdf"
-                if explore is None
-                else ".html, .json, .png, .svg or .pdf"
-            )
+            html = "" if explore is None else ".html, "
             raise InputError(
-                f"{path} ends with {path.suffix or 'nothing'}; need {endings} for a circuit"
+                f"{path} ends with {path.suffix or 'nothing'}; need {html}.json, .png, .svg or .pdf for a circuit"
             )
         return save_figure(own.draw(style, width=width), path)
 

@@ -34,9 +34,7 @@ from sink_lens.report.offline import (
 from sink_lens.text import edge_label, safe_line
 
 _MOST = 20_000
-"""Edges that a page to explore a circuit in holds."""
 CURVE = ("by", "share", "n", "faithfulness", "low", "high")
-"""What a graph holds of each circuit of the curve."""
 _HERE = Path(__file__).parent
 _NODE = re.compile(r"(?P<kind>[am])(?P<layer>\d+)(?:\.(?P<part>h|kv|n)(?P<head>\d*))?")
 _TYPES = {"h": "attention head", "kv": "key-value head", "n": "neurons"}
@@ -47,11 +45,11 @@ class Explorer:
     """An interactive page of one circuit, or of two beside each other; a notebook shows it by itself."""
 
     graphs: Sequence[Mapping[str, Any]] = field(repr=False)
-    """The circuits as Neuronpedia's JSON."""
+    """Neuronpedia's JSON of each."""
 
     @property
     def html(self) -> str:
-        """The whole page as HTML; it opens without a network."""
+        """The whole page, which opens without a network."""
         title = " and ".join(_graph_title(graph) for graph in self.graphs)
         code = explorer_script(self.graphs)
         hashes = script_hashes(code, explorer_javascript())
@@ -59,7 +57,7 @@ class Explorer:
         return template.render(title=title, code=code, hashes=hashes, both=len(self.graphs) > 1)
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file that ends with .html and belongs to no run; return its path. Folders are made."""
+        """Write the page to a file that ends with .html and belongs to no run; return its path."""
         return write_page(self.html, path)
 
     def _repr_html_(self) -> str:
@@ -73,24 +71,21 @@ def curve_rows(curve: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def pattern_base64(pattern: np.ndarray) -> str:
-    """Return the lower triangle of an attention pattern in base64: row by row, one byte per value (255 is 1.0)."""
+    """Return the lower triangle of a pattern in base64: row by row, one byte per value (255 is 1.0)."""
     past = pattern[np.tril_indices(len(pattern))].astype(float)
     return base64.b64encode((255 * past).round().clip(0, 255).astype(np.uint8).tobytes()).decode()
 
 
 def _graph_title(graph: Mapping[str, Any]) -> str:
-    """Return the title that sink_lens gave a graph in Neuronpedia's JSON; without one, the graph's slug."""
     metadata = graph["metadata"]
-    return safe_line(
-        metadata.get("sink_lens", {}).get("title") or metadata.get("slug") or "A graph", limit=120
-    )
+    title = metadata.get("sink_lens", {}).get("title") or metadata.get("slug") or "A graph"
+    return safe_line(title, limit=120)
 
 
 def edges_for_page(edges: pd.DataFrame) -> pd.DataFrame:
     """Return as many edges as a page may hold: first those of the circuit, then the others by size of score."""
-    return edges.iloc[
-        np.lexsort([-edges["score"].abs(), ~edges["in_circuit"].to_numpy(bool)])[:_MOST]
-    ]
+    order = np.lexsort([-edges["score"].abs(), ~edges["in_circuit"].to_numpy(bool)])
+    return edges.iloc[order[:_MOST]]
 
 
 def edge_graph(
@@ -98,8 +93,8 @@ def edge_graph(
 ) -> dict[str, Any]:
     """Return a circuit of edges as a graph in Neuronpedia's JSON.
 
-    Its nodes are the input, heads, key-value heads that several heads share, MLPs and the logits. They stand
-    for no features. A node's influence is the sum of its edges' magnitudes, over that of all edges.
+    Its nodes are the input, heads, key-value heads that several heads share, MLPs and the logits. A node's influence is
+    the sum of its edges' magnitudes, over that of all edges.
 
     Args:
         edges: a row per edge, with ``writer``, ``reader``, ``span``, ``score`` and further columns to keep.
@@ -108,11 +103,8 @@ def edge_graph(
         **about: title, unit, n_layers, group (heads that share a key-value head), curve and further metadata.
     """
     spans = list(dict.fromkeys(map(str, edges["span"])))
-    further = [
-        name
-        for name in ("standard_error", "inclusion", "in_circuit", "core")
-        if name in edges.columns
-    ]
+    kept = ("standard_error", "inclusion", "in_circuit", "core")
+    further = [name for name in kept if name in edges.columns]
     links, sizes = [], defaultdict[tuple[str, str], float](float)
     for row in edges.to_dict("records"):
         span, score = str(row["span"]), float(row["score"])
@@ -132,16 +124,14 @@ def edge_graph(
     nodes = []
     for (name, span), size in sizes.items():
         match = _NODE.fullmatch(name)
-        layer, kind = (
-            (match["layer"], _TYPES.get(match["part"], "mlp"))
-            if match
-            else (str(about["n_layers"]), "logit")
-        )
-        layer, kind = ("E", "embedding") if name == "input" else (layer, kind)
-        at, node = (
-            spans.index(span) if len(spans) > 1 else max(len(tokens) - 1, 0),
-            _node_id(name, span),
-        )
+        if name == "input":
+            layer, kind = "E", "embedding"
+        elif match:
+            layer, kind = match["layer"], _TYPES.get(match["part"], "mlp")
+        else:
+            layer, kind = str(about["n_layers"]), "logit"
+        at = spans.index(span) if len(spans) > 1 else max(len(tokens) - 1, 0)
+        node = _node_id(name, span)
         nodes.append(
             {
                 "node_id": node,

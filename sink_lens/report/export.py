@@ -31,10 +31,6 @@ def save_figures(
 
     Returns:
         The files; and a text for each figure that could not be drawn, with the reason.
-
-    Raises:
-        RunError: There is no run in a folder, or a file cannot be written.
-        InputError: A format or figure that is not known, or a file of a run that would be overwritten.
     """
     refuse_tilde(folder, what="the folder of the figures")
     check_formats(formats)

@@ -1,7 +1,7 @@
 """One self-contained HTML page of a run, or of several beside each other: verdicts, figures, tables, provenance.
 
-Nothing is fetched, and its content security policy lets no other script run. What a partial run lacks is said where it
-would stand. Rendering needs the run folder and no model.
+Nothing is fetched, and its content security policy lets no other script run. Rendering needs the run folder and no
+model.
 """
 
 import dataclasses
@@ -33,7 +33,6 @@ from sink_lens.text import capitalise, edge_label, join_and, safe_line
 
 _MOST_PROVENANCE = 300
 _STORED_NAME = re.compile(r"\b[am]\d+(?:\.(?:h|kv)\d+|\.n)?(?:->[am]\d+)?\b")
-"""Name of a node or edge as tables have it, which a page writes as its pictures do."""
 MOST_READ = 100_000
 """Rows of a table from which on a page is made from some of them."""
 _HERE = Path(__file__).parent
@@ -42,7 +41,7 @@ _HERE = Path(__file__).parent
 def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> Content:
     """Collect everything that the page of a run shows; the HTML ids of its figures and tables begin with the prefix.
 
-    If a run in ``beside`` has a figure or table and this run lacks it, the reason stands in its place.
+    If this run lacks a figure or table that a run in ``beside`` has, the reason stands in its place.
     """
     run = dataclasses.replace(run, tables=run.tables.cached_copy(most=MOST_READ))
     page = page_of_run(run)
@@ -57,35 +56,24 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
         model = model.get("name") or next(iter(model.values()), None)
     notes = []
     for name, one in run.tables.shortened.items():
-        which = "the first, the last ones and evenly spaced ones between them"
-        which = (
-            f"whole steps of {one.steps:,}, {which}"
-            if one.steps
-            else "evenly spaced ones and the extremes"
-        )
+        which = "evenly spaced ones and the extremes"
+        if one.steps:
+            which = f"whole steps of {one.steps:,}, the first, the last ones and evenly spaced ones between them"
         notes.append(
             f"{name} has {one.rows:,} rows; this page is made from {one.kept:,} of them ({which})"
         )
     own = run.provenance.get("notes") or []
     notes += [*(own if isinstance(own, list) else [own]), *(first.notes if first else ())]
-    run_itself = {
-        "kind": run.kind,
-        "status": run.status,
-        "started": run.started,
-        "ended": run.ended,
-    }
-    rows = [
-        *_dotted_entries(run_itself),
-        *_dotted_entries(run.provenance),
-        *_dotted_entries(run.config, "config."),
-    ]
+    itself = {name: getattr(run, name) for name in ("kind", "status", "started", "ended")}
+    rows = _dotted_entries(itself) + _dotted_entries(run.provenance)
+    rows += _dotted_entries(run.config, "config.")
     provenance = {safe_line(name): value for name, value in rows[:_MOST_PROVENANCE]}
     if len(rows) > _MOST_PROVENANCE:
         provenance[""] = f"{len(rows) - _MOST_PROVENANCE} more in run.json"
     return Content(
         run=run,
         name=safe_line(str(model or run.folder.resolve().name)),
-        title=try_make(run, lambda: page.title(run))[0] or f"A run of {safe_line(run.kind)}",
+        title=_title(run),
         headline=try_make(run, lambda: page.headline(run))[0] or [],
         notes=[capitalise(safe_line(note, limit=400)) for note in notes],
         incomplete=incomplete,
@@ -101,27 +89,20 @@ def page_content(run: Run, *, prefix: str = "", beside: Sequence[Run] = ()) -> C
 
 
 def page_title(folder: str | os.PathLike[str]) -> str:
-    """Return the title of a run's page: a sentence that says what the run found.
-
-    Raises:
-        RunError: There is no run in the folder, or its run.json is damaged.
-    """
+    """Return the title of a run's page: a sentence that says what the run found."""
     run = read_run(folder)
-    run = dataclasses.replace(run, tables=run.tables.cached_copy(most=MOST_READ))
-    return (
-        try_make(run, lambda: page_of_run(run).title(run))[0] or f"A run of {safe_line(run.kind)}"
-    )
+    return _title(dataclasses.replace(run, tables=run.tables.cached_copy(most=MOST_READ)))
+
+
+def _title(run: Run) -> str:
+    found, _ = try_make(run, lambda: page_of_run(run).title(run))
+    return found or f"A run of {safe_line(run.kind)}"
 
 
 def compare_runs(
     runs: Sequence[Run], *, group_by: Sequence[str] = ()
 ) -> tuple[list[Content], RunsCompared]:
-    """Return (the page content of each run, the comparison of the runs); settings named in ``group_by`` may differ.
-
-    Raises:
-        RunError: The runs are not comparable.
-        InputError: Too few or too many runs.
-    """
+    """Return (the page content of each run, the comparison of the runs); settings named in ``group_by`` may differ."""
     check_comparable(runs, group_by=group_by)
     parts = [
         page_content(run, prefix=f"run-{index}-", beside=runs)
@@ -138,14 +119,13 @@ def _figure_for_page(run: Run, drawn: Drawn, *, prefix: str) -> Shown:
         see += thin_lines(figure)
         wide = bool(figure.get_figwidth() > 6)
         data, _ = try_make(run, lambda: drawn.data(run))
-        numbers = "" if data is None else csv_text(data)
         return Shown(
             key=key,
             title=drawn.title,
             see=see,
             svg=figure_svg(figure, name=key),
             wide=wide,
-            csv=numbers,
+            csv="" if data is None else csv_text(data),
         )
 
     made, missing = try_make(run, make)
@@ -167,9 +147,8 @@ def _table_for_page(run: Run, listed: Listed, *, prefix: str) -> Shown:
 
 def _incomplete_sentences(run: Run) -> str:
     missing = [safe_line(name) for name in run.missing if name not in ("report", "report.html")]
-    ended = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}.get(
-        run.status, ""
-    )
+    ends = {"interrupted": "was interrupted", "failed": "failed", "running": "has not ended"}
+    ended = ends.get(run.status, "")
     sentences = [f"This run {ended}"] if ended else []
     if run.error:
         sentences.append(safe_line(run.error, limit=300))
@@ -190,12 +169,11 @@ def _dotted_entries(values: Mapping[str, Any], prefix: str = "") -> list[tuple[s
         if isinstance(value, Mapping):
             rows += _dotted_entries(value, f"{prefix}{name}.")
         else:
-            listed = (
-                ", ".join(safe_line(one) for one in value) if isinstance(value, list) else value
-            )
-            rows.append(
-                (f"{prefix}{name}", "–" if listed in (None, "") else safe_line(listed, limit=400))
-            )
+            listed = value
+            if isinstance(value, list):
+                listed = ", ".join(safe_line(one) for one in value)
+            text = "–" if listed in (None, "") else safe_line(listed, limit=400)
+            rows.append((f"{prefix}{name}", text))
     return rows
 
 
@@ -208,16 +186,16 @@ def render(
     """Write the page of a run, or of several side by side, whole or not at all, and return its path.
 
     Args:
-        folder: The folder of a run.
-        *others: The folders of further runs, of the same kind, on the same tokens and with the same settings.
-        out: The page, whose name gets .html if it has no such ending; a folder gets report.html. If None: report.html
+        folder: the folder of a run.
+        *others: those of further runs, of the same kind, on the same tokens and with the same settings.
+        out: the page, whose name gets .html if it has no such ending; a folder gets report.html. If None: report.html
             in the run's folder, of several runs here.
         group_by: what several runs may differ in: dtype, bos, tokens, thresholds.
 
     Raises:
-        RunError: A folder has no run, its run.json is damaged, the runs are not comparable, or the page cannot be
+        RunError: a folder has no run, its run.json is damaged, the runs are not comparable, or the page cannot be
             written.
-        InputError: Too many runs, or the page would be written over a file that belongs to a run.
+        InputError: too many runs, or the page would be written over a file that belongs to a run.
     """
     path = Path(out or (PAGE_FILE if others else Path(folder) / PAGE_FILE))
     if path.is_dir():
@@ -231,9 +209,8 @@ def render(
             f"{path} is no page of a run; need its name for the page. Move it away, or name another: out"
         )
     text = page_html(folder, *others, group_by=group_by)
-    own = path.with_name(
-        f".{path.name}.{os.getpid()}-{threading.get_ident()}"
-    )  # others may draw it too
+    # others may draw it too
+    own = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         part = write_part(own, text.encode("utf-8", "backslashreplace"))
@@ -242,12 +219,9 @@ def render(
         finally:
             part.unlink(missing_ok=True)
     except OSError as error:
-        command = [
-            "sink-lens",
-            "report",
-            *map(str, [folder, *others]),
-            *([] if out is None else ["--out", str(out)]),
-        ]
+        command = ["sink-lens", "report", *map(str, [folder, *others])]
+        if out is not None:
+            command += ["--out", str(out)]
         raise RunError(
             f"{path} cannot be written ({error.strerror}); need a folder with room. The numbers are safe: make room, "
             f"then draw the page with {shlex.join(command)}"
@@ -256,16 +230,13 @@ def render(
 
 
 def page_html(*folders: str | os.PathLike[str], group_by: Sequence[str] = ()) -> str:
-    """Return the HTML of the page of a run folder, or of several, which may differ in what ``group_by`` names.
-
-    Raises:
-        RunError: There is no run in a folder, its run.json is damaged, or the runs are not comparable.
-        InputError: Too many runs.
-    """
+    """Return the HTML of the page of a run folder, or of several, which may differ in what ``group_by`` names."""
     runs = [read_run(folder) for folder in folders]
-    parts, beside = (
-        ([page_content(runs[0])], None) if len(runs) == 1 else compare_runs(runs, group_by=group_by)
-    )
+    beside = None
+    if len(runs) == 1:
+        parts = [page_content(runs[0])]
+    else:
+        parts, beside = compare_runs(runs, group_by=group_by)
     embedded, room = [], MOST_BYTES // len(parts)
     for part in parts:
         found, why = None, ""
@@ -277,12 +248,11 @@ def page_html(*folders: str | os.PathLike[str], group_by: Sequence[str] = ()) ->
     graphs = [graph for graph, _ in made if graph]
     exploring = explorer.explorer_script(graphs) if graphs else ""
     script = (_HERE / "page.js").read_text(encoding="utf-8")
-    copied = [one for part in parts for one in (*part.figures, *part.tables)] + [
-        *(beside.tables if beside else ())
-    ]
-    viridis = (
-        (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype("uint8").tobytes().hex()
-    )
+    copied = [one for part in parts for one in (*part.figures, *part.tables)]
+    copied += beside.tables if beside else ()
+    csv = {one.key: one.csv for one in copied if one.csv}
+    viridis = (mpl.colormaps["viridis"](range(256))[:, :3] * 255).round().astype("uint8")
+    scripts = [script, exploring, explorer.explorer_javascript()] if graphs else [script]
     template = template_environment().get_template("page.html")
     text = template.render(
         parts=parts,
@@ -290,16 +260,12 @@ def page_html(*folders: str | os.PathLike[str], group_by: Sequence[str] = ()) ->
         leads=parts[0].first.leads if parts[0].first and beside is None else (),
         tokens=[tokens_for_page(part.run) for part in parts],
         embedded=embedded,
-        data=_script_json(
-            {"csv": {one.key: one.csv for one in copied if one.csv}, "colours": viridis}
-        ),
+        data=_script_json({"csv": csv, "colours": viridis.tobytes().hex()}),
         patterns=_script_json([one["data"] for one in embedded]),
         script=script,
         exploring=exploring,
         unexplored=" ".join(why for _, why in made if why),
-        script_hashes=script_hashes(
-            script, *((exploring, explorer.explorer_javascript()) if graphs else ())
-        ),
+        script_hashes=script_hashes(*scripts),
     )
     return UNWRITABLE.sub("\ufffd", text)
 

@@ -50,7 +50,7 @@ def _part_html(part: object) -> str:
 
 
 def table_html(frame: pd.DataFrame, headings: Headings | None = None, *, most: int = 20) -> str:
-    """Return a frame's first ``most`` rows as an HTML table; ``headings`` is its columns, or column -> heading."""
+    """Return a frame's first ``most`` rows as an HTML table."""
     shown = page_table(frame, frame.columns if headings is None else headings, most=most)
     align = [f"{CELL} text-align: {'right' if numeric else 'left'}" for numeric in shown.numeric]
     cells = zip(shown.heads, align, strict=True)
@@ -77,7 +77,6 @@ def facts_html(values: Mapping[str, Any]) -> str:
 
 
 def _text_html(text: object) -> str:
-    """Escape a text for HTML, cut to 400 characters."""
     return escape(safe_line(text, limit=400))
 
 

@@ -47,17 +47,13 @@ def gzip_base64(text: str) -> str:
 
 
 def script_hashes(*scripts: str) -> str:
-    """Return the SHA-256 hashes of scripts, in the form in which a page's content security policy lists them."""
+    """Return the hashes of scripts, as a page's content security policy lists them."""
     digests = (hashlib.sha256(text.encode()).digest() for text in scripts)
     return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
 
 
 def write_page(text: str, path: str | Path) -> Path:
-    """Write a page to a file that ends with .html, and return its path; folders are made.
-
-    Raises:
-        InputError: another ending, or a file that belongs to a run.
-    """
+    """Write a page to a file that ends with .html and belongs to no run, and return its path; folders are made."""
     path = Path(path)
     if path.suffix.lower() not in _ENDINGS:
         raise InputError(
@@ -73,8 +69,7 @@ def write_page(text: str, path: str | Path) -> Path:
 def frame_html(text: str, *, height: int, title: str, also: str = "") -> str:
     """Return an HTML frame of ``height`` pixels with a page, for a notebook; it may run its scripts and no more.
 
-    ``title`` is what a screen reader says; ``also`` what else the frame may do, in HTML's words, such as
-    allow-downloads.
+    ``title`` is what a screen reader says; ``also`` what else the frame may do, in HTML's words.
     """
     style = "width: 100%; border: 0; resize: vertical; background: #fff"
     about = (

@@ -31,18 +31,18 @@ class PageTable:
     numeric: tuple[bool, ...]
     rows: list[tuple[str, ...]]
     frame: pd.DataFrame | None = None
-    """All rows, as they are in the run; None where the text is all that there is."""
+    """All rows, as they are in the run; None, and no names of columns, where the text is all that there is."""
     columns: tuple[str, ...] = ()
-    """Names of the columns in the run's tables, as many as heads; empty where the text is all that there is."""
+    """Names in the run's tables, as many as heads."""
     meanings: tuple[str, ...] = ()
-    """Meaning of each column; "" if the run's tables do not say."""
+    """Of each column; "" if the run's tables do not say."""
 
     @property
     def numbers(self) -> pd.DataFrame:
-        """The data frame that a reader copies as CSV: the numbers behind the texts, or the texts themselves."""
-        return (
-            pd.DataFrame(self.rows, columns=list(self.heads)) if self.frame is None else self.frame
-        )
+        """What a reader copies as CSV: the numbers behind the texts, or the texts themselves."""
+        if self.frame is not None:
+            return self.frame
+        return pd.DataFrame(self.rows, columns=list(self.heads))
 
 
 _BOUNDS = "95% interval; if it contains 0, the number beside it cannot be told from chance."
@@ -56,27 +56,21 @@ Headings = Mapping[str, str] | Iterable[str]
 
 def page_table(frame: pd.DataFrame, headings: Headings, *, most: int = MOST_ROWS) -> PageTable:
     """Make a page's table of a frame's first ``most`` rows; ``headings`` is its columns, or column -> heading."""
-    heads = (
-        headings
-        if isinstance(headings, Mapping)
-        else {name: name_in_words(str(name)) for name in headings}
-    )
-    columns = [name for name in heads if name in frame.columns]
-    numeric = [
-        pd.api.types.is_numeric_dtype(frame[name]) and not pd.api.types.is_bool_dtype(frame[name])
-        for name in columns
-    ]
-    rows = []
-    for row in frame[columns].head(most).itertuples(index=False):
-        cells = zip(row, numeric, strict=True)
-        rows.append(
-            tuple(
-                ("undefined" if is_number else "") if pd.isna(one) else as_text(one)
-                for one, is_number in cells
-            )
+    if not isinstance(headings, Mapping):
+        headings = {name: name_in_words(str(name)) for name in headings}
+    columns = [name for name in headings if name in frame.columns]
+    is_numeric, is_bool = pd.api.types.is_numeric_dtype, pd.api.types.is_bool_dtype
+    numeric = [is_numeric(frame[name]) and not is_bool(frame[name]) for name in columns]
+    undefined = ["undefined" if is_number else "" for is_number in numeric]
+    rows = [
+        tuple(
+            other if pd.isna(one) else as_text(one)
+            for one, other in zip(row, undefined, strict=True)
         )
+        for row in frame[columns].head(most).itertuples(index=False)
+    ]
     return PageTable(
-        heads=tuple(heads[name] for name in columns),
+        heads=tuple(headings[name] for name in columns),
         numeric=tuple(numeric),
         rows=rows,
         frame=frame.filter(items=columns),
@@ -85,11 +79,9 @@ def page_table(frame: pd.DataFrame, headings: Headings, *, most: int = MOST_ROWS
 
 
 def summary_lines(run: Run, *, limit: int) -> list[str]:
-    """Return a list of the first sentence in a run's table ``summary``, cut to ``limit`` characters; [] without one."""
-    return [
-        safe_line(text, limit=limit)
-        for text in run.need("summary", columns=["sentence"])["sentence"].tolist()[:1]
-    ]
+    """Return the first sentence in a run's table ``summary``, in a list; [] without one."""
+    sentences = run.need("summary", columns=["sentence"])["sentence"]
+    return [safe_line(text, limit=limit) for text in sentences.tolist()[:1]]
 
 
 def ci_texts(
@@ -99,9 +91,8 @@ def ci_texts(
     *,
     shown: Callable[[Any], str] = as_text,
 ) -> list[str]:
-    return [
-        interval_text(one, other, shown=shown) for one, other in frame[[low, high]].to_numpy(float)
-    ]
+    bounds = frame[[low, high]].to_numpy(float)
+    return [interval_text(one, other, shown=shown) for one, other in bounds]
 
 
 def rest_note(total: int, name: str, *, most: int = MOST_ROWS) -> str:
@@ -113,20 +104,18 @@ def rest_note(total: int, name: str, *, most: int = MOST_ROWS) -> str:
 def csv_text(frame: pd.DataFrame) -> str:
     """Return a data frame as CSV: numbers to six digits, and texts that no spreadsheet takes for a formula.
 
-    If there are more than ``_MOST_COPIED`` rows, some at equal distances are kept, and the last line says so.
+    Of more than ``_MOST_COPIED`` rows, some at equal distances are kept, and the last line says so.
     """
-    step = -(-len(frame) // _MOST_COPIED)
-    part = frame.iloc[:: max(step, 1)].map(
-        lambda value: (
-            f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
-        )
-    )
+
+    def harmless(value: object) -> object:
+        return f"'{value}" if isinstance(value, str) and value.startswith(_FORMULA) else value
+
+    step = max(-(-len(frame) // _MOST_COPIED), 1)
+    part = frame.iloc[::step].map(harmless)
     text = part.to_csv(index=False, float_format="%.6g", lineterminator="\n")
-    return (
-        text
-        if step <= 1
-        else f"{text}# every {step}th of {len(frame)} rows; all are in the run's folder\n"
-    )
+    if step > 1:
+        text += f"# every {step}th of {len(frame)} rows; all are in the run's folder\n"
+    return text
 
 
 def run_label(run: Run) -> str:
@@ -139,17 +128,17 @@ def table_reader(name: str) -> Callable[[Run], pd.DataFrame]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """A figure of a page: its title, and the function that draws it from a run."""
+    """A figure of a page, and the function that draws it from a run."""
 
     key: str
     """Its id in the page and its file name in ``--figures DIR``: lower-case words with hyphens."""
     title: str
     make: Callable[[Run], tuple[str, "Figure"]]
-    """Make its caption and the figure; RunError if the run lacks what it needs."""
+    """Makes its caption and the figure; RunError if the run lacks what it needs."""
     data: Callable[[Run], pd.DataFrame]
-    """The numbers behind it, which a reader can copy as CSV."""
+    """The numbers behind it, to be copied as CSV."""
     when: Callable[[Run], bool] = lambda _: True
-    """True if it belongs on this run's page: False if what it shows was not asked for."""
+    """False if what it shows was not asked for."""
     on_page: bool = True
     """False where the page shows the same in another way: the figure is drawn for ``--figures`` only."""
 
@@ -157,24 +146,26 @@ class Drawn:
 def paper_figure(
     circuit: Callable[[Run], "Drawable"], *, data: Callable[[Run], pd.DataFrame]
 ) -> Drawn:
-    about: dict[str, Any] = {"data": data, "title": "The circuit for a paper", "on_page": False}
     return Drawn(
-        key="circuit-paper", make=lambda run: ("", cast("Any", circuit(run)).draw("paper")), **about
+        key="circuit-paper",
+        title="The circuit for a paper",
+        make=lambda run: ("", cast("Any", circuit(run)).draw("paper")),
+        data=data,
+        on_page=False,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A table of a page: its title, and the function that makes it from a run."""
+    """A table of a page, and the function that makes it from a run."""
 
     key: str
     title: str
     make: Callable[[Run], tuple[str, PageTable]]
-    """Make its caption and the table (``page_table``); RunError if the run lacks what it needs."""
+    """Makes its caption and the table; RunError if the run lacks what it needs."""
     meanings: Mapping[str, str] = field(default_factory=lambda: INTERVALS)
     """Column that the page makes itself -> its meaning; those of stored tables are in the schema."""
     when: Callable[[Run], bool] = lambda _: True
-    """True if it belongs on this run's page."""
 
 
 def has_table(name: str) -> Callable[[Run], bool]:
@@ -184,9 +175,9 @@ def has_table(name: str) -> Callable[[Run], bool]:
 def table_maker(
     name: str, see: str, headings: Headings, *, need: Sequence[str] = ()
 ) -> Callable[[Run], tuple[str, PageTable]]:
-    """Return a function that shows the table ``name`` of a run unchanged: it returns (caption, table for a page).
+    """Return a function that shows the table ``name`` of a run unchanged, under the caption ``see``.
 
-    ``see`` is the caption. ``need``: the columns without which the table cannot be shown; all of ``headings`` if empty.
+    ``need``: the columns without which the table cannot be shown; all of ``headings`` if empty.
     """
 
     def make(run: Run) -> tuple[str, PageTable]:
@@ -200,25 +191,21 @@ def table_maker(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """The page of one kind of run: functions that make its title, sentences, figures and tables from a run.
-
-    For a run that lacks files, only ``make`` of a figure or table may raise an error.
-    """
+    """The page of one kind of run; for a run that lacks files, only a figure's or table's ``make`` may raise."""
 
     title: Callable[[Run], str]
     """The finding, in a few words."""
     headline: Callable[[Run], list[str]]
-    """The run in plain sentences, one for each thing that was found."""
+    """A plain sentence for each thing that was found."""
     figures: tuple[Drawn, ...]
     tables: tuple[Listed, ...]
     first_screen: Callable[[Run], "FirstScreen"] | None = None
-    """Makes what stands above the figures: numbers, leading figures, verdicts. If None: sentences alone."""
+    """Makes what stands above the figures; if None: sentences alone."""
     patterns: Callable[..., dict[str, Any]] | None = None
     """Encodes attention patterns beside the first screen (``report.patterns.embed_patterns``)."""
     circuit: Callable[[Run], "Drawable"] | None = None
-    """Makes the circuit to draw; RunError if the run lacks what it needs."""
     explore: Callable[[Run], dict[str, Any]] | None = None
-    """Makes the graph for the explorer, Neuronpedia's JSON; RunError if the run lacks what it needs."""
+    """Makes the graph for the explorer, Neuronpedia's JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -228,10 +215,9 @@ class Judged:
     key: str
     """What is judged, the same in every run."""
     name: str
-    """The same in words."""
     verdict: str
     why: str
-    """What the verdict rests on, after it on the same line."""
+    """Stands after the verdict, on the same line."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,23 +225,22 @@ class FirstScreen:
     """The part of a page above its figures, and the section with the verdicts."""
 
     numbers: list[tuple[str, str]]
-    """The few numbers of the first screen: value, and what it is."""
+    """Value, and what it is."""
     leads: tuple[str, ...]
-    """Figures of the first screen, by their keys."""
+    """Keys of its figures."""
     name: str
-    """Name of the section with the verdicts, in the list of the page's parts."""
+    """Of the section, in the list of the page's parts."""
     heading: str
     body: str
     """The section as HTML, everything in it escaped."""
     missing: str
     """Why the verdicts are not there; empty if they are."""
     judged: tuple[Judged, ...]
-    """The verdicts, for a page with several runs."""
     of: tuple[str, str]
     """What is judged, one and many: link, links of the chain."""
     notes: tuple[str, ...]
     meanings: tuple[tuple[str, str], ...] = ()
-    """Words of the page's first sentences, each with its meaning."""
+    """Words of the first sentences, each with its meaning."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,13 +250,12 @@ class Shown:
     key: str
     title: str
     see: str = ""
-    """Caption: what to see in it, in a sentence or two."""
+    """Its caption."""
     svg: str = ""
     table: PageTable | None = None
     wide: bool = False
     missing: str = ""
     csv: str = ""
-    """Its numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,12 +264,12 @@ class Content:
 
     run: Run
     name: str
-    """Name of the run: its model, else its folder."""
+    """Its model, else its folder."""
     title: str
     headline: list[str]
     notes: list[str]
     incomplete: str
-    """Sentence on what the folder lacks; empty if nothing."""
+    """What the folder lacks."""
     first: FirstScreen | None
     figures: list[Shown]
     tables: list[Shown]
@@ -305,7 +289,7 @@ _UNFIT = (
 
 
 def try_make(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
-    """Call ``make``; return (its result, ""), or (None, the reason) if the run's tables lack what ``make`` needs."""
+    """Return (the result of ``make``, ""), or (None, the reason) if the run's tables lack what it needs."""
     try:
         return make(), ""
     except SinkLensError as error:
@@ -313,7 +297,7 @@ def try_make(run: Run, make: Callable[[], Any]) -> tuple[Any, str]:
         return None, capitalise(text) if text.startswith(("this ", "the ", "no ")) else text
     except _UNFIT as error:
         why = safe_line(f"{type(error).__name__}: {error}", limit=200)
-        return (
-            None,
-            f"It cannot be made from what the tables of this run hold ({why}). Run again to see it.",
+        said = (
+            f"It cannot be made from what the tables of this run hold ({why}). Run again to see it."
         )
+        return None, said

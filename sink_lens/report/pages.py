@@ -22,7 +22,7 @@ def page_of_kind(kind: str) -> Page | None:
 
 
 def page_of_run(run: Run) -> Page:
-    """Return the page of a run's kind; if the kind is not known, a page that shows all tables of the run."""
+    """Return the page of a run's kind; of an unknown kind, a page that shows all tables."""
     if found := page_of_kind(run.kind):
         return found
     listed = tuple(
@@ -38,15 +38,14 @@ def page_of_run(run: Run) -> Page:
 
 
 def is_on_page(run: Run, one: Drawn | Listed) -> bool:
-    """Check whether a figure or table belongs on a run's page; True also if a damaged table leaves that open."""
+    """Check whether it belongs on a run's page; True also if a damaged table leaves that open."""
     return try_make(run, lambda: one.when(run))[0] is not False
 
 
 def _whole_table(name: str, run: Run) -> tuple[str, PageTable]:
     frame = run.tables[name]
-    return f"{plural(len(frame), 'row')}.", page_table(
-        frame, {str(column): str(column) for column in frame}
-    )
+    headings = {str(column): str(column) for column in frame}
+    return f"{plural(len(frame), 'row')}.", page_table(frame, headings)
 
 
 def first_figure(run: Run) -> "Figure":
@@ -69,13 +68,9 @@ def circuit_of(source: Run | Result | str | Path) -> Drawable:
     Raises:
         RunError: the run is of another kind, or lacks what a circuit needs.
     """
-    run = (
-        source
-        if isinstance(source, Run)
-        else source.run
-        if isinstance(source, Result)
-        else read_run(source)
-    )
+    if isinstance(source, Result):
+        source = source.run
+    run = source if isinstance(source, Run) else read_run(source)
     circuit = page_of_run(run).circuit
     if circuit is None:
         raise RunError(

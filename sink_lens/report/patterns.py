@@ -12,31 +12,20 @@ from sink_lens.stats import sort_by_magnitude
 from sink_lens.text import as_text, token_text
 
 MOST_BYTES = 2_000_000
-"""Most bytes of patterns in a page, as encoded in it."""
 
 
 def sink_rate_by_position(run: Run) -> dict[int, float]:
-    """Return sink position -> sink rate, the mean over layers and heads, the studied position first.
-
-    Empty without the table ``heads``.
-    """
+    """Return sink position -> sink rate, the mean over layers and heads, the studied position first."""
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_rate"])
     if heads is None:
         return {}
     numbers = heads[["sink_position", "sink_rate"]].astype(float)
     rates = pd.Series(numbers.groupby("sink_position", sort=False)["sink_rate"].mean()).dropna()
-    return {
-        int(place): float(rate)
-        for place, rate in zip(rates.index, rates.to_numpy(float), strict=True)
-    }
+    return {int(place): float(rate) for place, rate in rates.items()}
 
 
 def studied_position(run: Run) -> int:
-    """Return the position that a trace studies, which is in the first rows of its table ``heads``.
-
-    Raises:
-        RunError: The run has no sink rates.
-    """
+    """Return the position that a trace studies, which is in the first rows of its table ``heads``."""
     rates = sink_rate_by_position(run)
     if not rates:
         raise RunError(
@@ -46,11 +35,7 @@ def studied_position(run: Run) -> int:
 
 
 def read_patterns(run: Run) -> np.ndarray:
-    """Read the attention patterns of a run's first sequence, as an array (layer, head, query, key) from 0 to 255.
-
-    Raises:
-        RunError: The run keeps none.
-    """
+    """Read the patterns of a run's first sequence, as an array (layer, head, query, key) from 0 to 255."""
     kept = next((tensor for tensor in run.tensors("patterns").values() if tensor.ndim == 4), None)
     if kept is None:
         raise RunError(
@@ -62,16 +47,11 @@ def read_patterns(run: Run) -> np.ndarray:
 def strongest_and_weakest_heads(
     run: Run, *, strongest: int, weakest: int
 ) -> list[tuple[int, int, float]]:
-    """Return (layer, head, sink score at the studied position) of the strongest heads, then of the weakest.
-
-    Raises:
-        RunError: No head that the run keeps a pattern of has a score.
-    """
+    """Return (layer, head, sink score at the studied position) of the strongest heads, then of the weakest."""
     n_layers, n_heads = read_patterns(run).shape[:2]
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
-    ranked = sort_by_magnitude(
-        heads.loc[heads["sink_position"] == studied_position(run)], "sink_score"
-    )
+    studied = heads.loc[heads["sink_position"] == studied_position(run)]
+    ranked = sort_by_magnitude(studied, "sink_score")
     known = [
         (int(layer), int(head), score)
         for layer, head, score in ranked[["layer", "head", "sink_score"]].itertuples(index=False)
@@ -88,28 +68,22 @@ def first_token_texts(run: Run, *, most: int | None = None) -> dict[int, str]:
     if table is None:
         return {}
     table = table.dropna(subset=["position", "text"])  # a table from elsewhere may lack some
-    table = (
-        table.loc[table["sequence"] == table["sequence"].min()]
-        .sort_values("position")
-        .head(most or len(table))
-    )
+    table = table.loc[table["sequence"] == table["sequence"].min()].sort_values("position")
+    table = table.head(most or len(table))
     return {
         int(place): str(text) for place, text in zip(table["position"], table["text"], strict=True)
     }
 
 
 def tokens_for_page(run: Run, *, most: int = 64) -> list[tuple[int, str]]:
-    """Return (position, text) of the first ``most`` tokens of a run's first sequence, texts escaped for a page."""
+    """Return (position, text) of the first ``most`` tokens, texts escaped for a page."""
     return [(place, token_text(text)) for place, text in first_token_texts(run, most=most).items()]
 
 
 def layer_head_grid(heads: pd.DataFrame, name: str, *, position: int) -> np.ndarray:
     """Return a column of the table ``heads`` at one sink position as an array (layer, head); nan where no row is."""
     table = heads.loc[heads["sink_position"] == position]
-    layer, head = (
-        table["layer"].to_numpy(float).astype(int),
-        table["head"].to_numpy(float).astype(int),
-    )
+    layer, head = (table[one].to_numpy(float).astype(int) for one in ("layer", "head"))
     grid = np.full((layer.max(initial=0) + 1, head.max(initial=0) + 1), np.nan)
     grid[layer, head] = table[name].to_numpy(float)
     return grid
@@ -122,9 +96,6 @@ def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
 
     Each pattern is of the first sequence: the lower triangle of query by key, row by row, with one byte per value (255
     is all of a query's attention). The patterns stand after each other, in base64.
-
-    Raises:
-        RunError: The run has no patterns, or no sink scores to rank them by.
     """
     position, patterns = studied_position(run), read_patterns(run)
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score"])
@@ -163,7 +134,5 @@ def embed_patterns(run: Run, *, most_bytes: int = MOST_BYTES) -> dict[str, Any]:
         "tokens": texts if len(texts) == length else [""] * length,
         "patterns": base64.b64encode(packed).decode(),
     }
-    return {
-        "data": data,
-        "said": f"{sentence}; each is of one sequence, its first {length} positions.",
-    }
+    said = f"{sentence}; each is of one sequence, its first {length} positions."
+    return {"data": data, "said": said}

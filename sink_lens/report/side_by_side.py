@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pandas as pd
@@ -23,14 +24,13 @@ _SAME = {
     ),
     "config": ("threshold", "interventions"),
 }
-"""What runs must share, or their numbers mean different things: of the provenance, or of the configuration."""
 COMPARED_BY = {
     "dtype": ("dtype",),
     "bos": ("bos", "bos_condition", "tokens_sha256"),
     "tokens": ("token_source", "data_sha256", "tokens_sha256", "sequences", "length"),
     "thresholds": ("thresholds", "threshold"),
 }
-"""What runs may be compared by, where it is named -> what they then need not share."""
+"""What runs may be compared by -> what they then need not share."""
 _MOST_MADE = 4
 _CIRCUMSTANCE = ("status", "started", "ended", "model")
 _OF_MODEL = {"weights_sha256": "weights", "config_sha256": "configurations"}
@@ -38,7 +38,7 @@ _OF_MODEL = {"weights_sha256": "weights", "config_sha256": "configurations"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """A value of one run as text, and whether it differs from that of the first run."""
+    """A value of one run, and whether it differs from that of the first run."""
 
     text: str
     differs: bool = False
@@ -46,7 +46,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One row of the comparison: a text for every run, in the order of the runs."""
+    """A text for every run, in the order of the runs."""
 
     name: str
     cells: tuple[Entry, ...]
@@ -58,7 +58,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunsCompared:
-    """A comparison of runs: each row has one value of every run, and differences are marked."""
+    """A comparison of runs: each row has one value of every run."""
 
     names: tuple[str, ...]
     verdicts: tuple[Row, ...]
@@ -70,7 +70,7 @@ class RunsCompared:
 
     @property
     def title(self) -> str:
-        """The page's title. It counts the verdicts that differ; for runs without verdicts, the numbers that differ."""
+        """It counts the verdicts that differ; for runs without verdicts, the numbers that differ."""
         runs = join_and(self.names) if len(self.names) == 2 else f"{len(self.names)} runs"
         rows = self.verdicts or self.summary
         apart = [row for row in rows if row.differs]
@@ -83,9 +83,8 @@ class RunsCompared:
         found = []
         for row in apart[:2]:
             verdicts = [cell.text.partition(":")[0] for cell in row.cells]
-            said = [
-                f"{verdict} in {name}" for verdict, name in zip(verdicts, self.names, strict=True)
-            ]
+            each = zip(verdicts, self.names, strict=True)
+            said = [f"{verdict} in {name}" for verdict, name in each]
             found.append(f"“{row.name}” {', '.join(said if len(said) == 2 else verdicts)}")
         more = [f"{len(apart) - 2} more"] * (len(apart) > 2)
         how = f"{'is' if len(apart) == 1 else 'are'} judged differently: {'; '.join(found + more)}"
@@ -93,7 +92,7 @@ class RunsCompared:
 
     @property
     def models_sentence(self) -> str:
-        """A sentence that the runs are of different models, whatever these are called; empty if they are of one."""
+        """A sentence that the runs are of different models, whatever these are called."""
         rows = [
             row
             for row in self.provenance
@@ -104,44 +103,30 @@ class RunsCompared:
 
     @property
     def settings_sentence(self) -> str:
-        apart = [
-            row
-            for row in self.provenance
-            if row.differs and row.name.partition(".")[0] in ("model", "config")
-        ]
         settings = []
-        for row in apart:
+        for row in self.provenance:
+            if not row.differs or row.name.partition(".")[0] not in ("model", "config"):
+                continue
             texts = [
                 "not set" if cell.text == "–" else safe_line(cell.text, limit=40)
                 for cell in row.cells
             ]
             values = [f"{text} in {name}" for text, name in zip(texts, self.names, strict=True)]
-            if (
-                tuple(cell.text for cell in row.cells) != self.names
-            ):  # else the names of the runs say it
-                settings.append(
-                    f"{name_in_words(row.name.removeprefix('config.'))} {', '.join(values)}"
-                )
-        settings = list(
-            dict.fromkeys(settings)
-        )  # a model is in the configuration and in the provenance
+            # else the names of the runs say it
+            if tuple(cell.text for cell in row.cells) != self.names:
+                name = name_in_words(row.name.removeprefix("config."))
+                settings.append(f"{name} {', '.join(values)}")
+        settings = list(dict.fromkeys(settings))  # a model is in the provenance, too
         more = [f"{len(settings) - _MOST_MADE} more"] * (len(settings) > _MOST_MADE)
         return f"Made with {'; '.join(settings[:_MOST_MADE] + more)}." if settings else ""
 
     @property
     def tables(self) -> tuple[Shown, ...]:
         found = []
-        for key, rows in (
-            ("verdicts", self.verdicts),
-            ("summary", self.summary),
-            ("provenance", self.provenance),
-        ):
-            texts = [(row.name, *(cell.text for cell in row.cells)) for row in rows]
-            found.append(
-                Shown(
-                    key=key, title="", csv=csv_text(pd.DataFrame(texts, columns=["", *self.names]))
-                )
-            )
+        for key in ("verdicts", "summary", "provenance"):
+            texts = [(row.name, *(cell.text for cell in row.cells)) for row in getattr(self, key)]
+            frame = pd.DataFrame(texts, columns=["", *self.names])
+            found.append(Shown(key=key, title="", csv=csv_text(frame)))
         return tuple(found)
 
 
@@ -151,22 +136,18 @@ def compare_contents(parts: Sequence[Content]) -> RunsCompared:
         names = tuple(safe_line(part.run.folder.resolve().name) for part in parts)
     firsts = [part.first for part in parts if part.first]
     judged = {one.key: one.name for first in firsts for one in first.judged}
-    summaries = [
-        try_make(part.run, lambda run=part.run: _summary_texts(run))[0] or {} for part in parts
-    ]
+    summaries = [try_make(part.run, partial(_summary_texts, part.run))[0] or {} for part in parts]
     quantities = dict.fromkeys(name for summary in summaries for name in summary)
     known = dict.fromkeys(name for part in parts for name in part.provenance)
     rows = [_make_row(name, [part.provenance.get(name, "") for part in parts]) for name in known]
+    summary = [_make_row(name, [one.get(name, "") for one in summaries]) for name in quantities]
+    rows.sort(key=lambda row: not row.differs or row.name in _CIRCUMSTANCE)
     return RunsCompared(
         names=names,
         verdicts=tuple(_verdict_row(key, parts, name=name) for key, name in judged.items()),
         of=firsts[0].of if firsts else ("", ""),
-        summary=tuple(
-            _make_row(name, [summary.get(name, "") for summary in summaries]) for name in quantities
-        ),
-        provenance=tuple(
-            sorted(rows, key=lambda row: not row.differs or row.name in _CIRCUMSTANCE)
-        ),
+        summary=tuple(summary),
+        provenance=tuple(rows),
     )
 
 
@@ -175,10 +156,6 @@ def check_comparable(runs: Sequence[Run], *, group_by: Sequence[str] = ()) -> No
 
     Models may differ; kind, tokens (or the text that they were made of), BOS, type and thresholds may not, unless they
     are what the runs are compared by.
-
-    Raises:
-        RunError: The runs differ in such a setting; the message has the value of each run.
-        InputError: Too few or too many runs.
     """
     if not 2 <= len(runs) <= MOST_RUNS:
         raise InputError(f"{len(runs)} runs were given; need 2 to {MOST_RUNS} beside each other.")
@@ -194,11 +171,8 @@ def check_comparable(runs: Sequence[Run], *, group_by: Sequence[str] = ()) -> No
                 differing[name] = values
     models = [run.provenance.get("weights_sha256") or run.provenance.get("model") for run in runs]
     tokens = [run.provenance.get("tokens_sha256") for run in runs]
-    if (
-        "tokens_sha256" not in allowed
-        and len(set(map(str, models))) == 1
-        and len(set(map(str, tokens))) > 1
-    ):
+    same_model, same_tokens = len(set(map(str, models))) == 1, len(set(map(str, tokens))) == 1
+    if "tokens_sha256" not in allowed and same_model and not same_tokens:
         differing["tokens_sha256"] = tokens
     if differing:
         raise _incomparable_error(runs, differing)
@@ -223,12 +197,10 @@ def _make_row(name: str, texts: Sequence[str]) -> Row:
 
 
 def _verdict_row(key: str, parts: Sequence[Content], *, name: str) -> Row:
-    """Make the row ``name`` of each run's verdict ``key`` and its reason; those unlike the first run's are marked."""
     cells = []
     for part in parts:
-        found = next(
-            (one for one in (part.first.judged if part.first else ()) if one.key == key), None
-        )
+        judged = part.first.judged if part.first else ()
+        found = next((one for one in judged if one.key == key), None)
         cells.append(("not measured", "") if found is None else (found.verdict, found.why))
     entries = (
         Entry(text=f"{VERDICTS.get(verdict, '?')} {verdict}{why}", differs=verdict != cells[0][0])

@@ -13,11 +13,8 @@ from sink_lens.schema import LEAST_PATH
 from sink_lens.text import node_label, percent, plural, safe_line
 
 MOST_NODES = 9
-"""Nodes of a picture of edges, the logits among them."""
 _END = "metric"
-"""Id of the box that the metric is read from."""
 _MOST_STEPS = 6
-"""Growth steps of a trace's picture, the first ones."""
 _SIGNS = {"raises": "raises it", "lowers": "lowers it"}
 
 
@@ -41,14 +38,10 @@ def sketch_paths(circuit: Any) -> Diagram:
     nodes = nodes.loc[nodes["id"].isin([*paths["source"], *paths["target"]])]
     columns = list(dict.fromkeys(nodes["kind"]))
     boxes = []
-    for name, part in nodes.groupby(
-        "id", sort=False
-    ):  # what all growth steps share stands between their rows
-        row = (
-            rows.get(part["step"].iloc[0], sum(rows.values()) / len(rows))
-            if len(rows) > 1
-            else None
-        )
+    for name, part in nodes.groupby("id", sort=False):
+        row = None
+        if len(rows) > 1:  # what all growth steps share stands between their rows
+            row = rows.get(part["step"].iloc[0], sum(rows.values()) / len(rows))
         column = None if row is None else columns.index(part["kind"].iloc[0])
         boxes.append(Box(id=str(name), text=_box_words(part), row=row, column=column))
     arrows = [
@@ -103,9 +96,8 @@ def _box_words(nodes: pd.DataFrame) -> str:
 
 
 def _join_dimension_labels(labels: Sequence[str]) -> str:
-    numbers = list(
-        dict.fromkeys(label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label))
-    )
+    ends = (label.rpartition(" ")[2] for label in labels if re.search(r"\d$", label))
+    numbers = list(dict.fromkeys(ends))
     if not numbers:
         return safe_line(labels[0], limit=40, counted=False)
     more = f" and {len(numbers) - 3} more" if len(numbers) > 3 else ""
@@ -127,13 +119,10 @@ def sketch_edges(
     The picture grows backwards from the metric: the next node is always the one that writes most to a node that is
     drawn already. ``edges`` have writer, reader, score and, if it is known, share (of the metric's difference; ``unit``
     are the words after it); the largest first. ``group`` heads share a key-value head. The readers ``outputs`` are one
-    box with the text ``end``, where the arrows end.
+    box with the text ``end``.
     """
-    column = (
-        "share"
-        if "share" in edges.columns and np.isfinite(edges["share"].to_numpy(float)).any()
-        else "score"
-    )
+    shares = "share" in edges.columns and np.isfinite(edges["share"].to_numpy(float)).any()
+    column = "share" if shares else "score"
     rows = [
         (str(row["writer"]), str(row["reader"]), float(row[column]))
         for row in edges.to_dict("records")
@@ -146,11 +135,8 @@ def sketch_edges(
     while len(shown) < most:
         parts = _edges_into_shown(rows, shown, group=group, outputs=outputs)
         into = {one: sum(shares) for one, shares in parts.items()}
-        more = max(
-            (one for one in into if one[0] not in shown),
-            key=lambda one: abs(into[one]),
-            default=None,
-        )
+        near = (one for one in into if one[0] not in shown)
+        more = max(near, key=lambda one: abs(into[one]), default=None)
         if more is None:
             break
         shown.append(more[0])
@@ -169,25 +155,24 @@ def sketch_edges(
         if set(one) <= set(shown) and one not in chosen and abs(sums[one]) >= 0.25 * largest
     ]
     drawn = [*chosen, *also[: max(0, most - 4)]]
-    shares = column == "share"
-    arrows = tuple(
-        Arrow(
-            source=writer,
-            target=reader,
-            label=percent(sums[writer, reader])
-            if shares
-            else f"{sums[writer, reader]:.2g}".replace("-", "−"),
-            share=abs(sums[writer, reader]) / (1.0 if shares and largest <= 1 else largest),
-            kind="lowers" if sums[writer, reader] < 0 else "raises",
+    arrows = []
+    for writer, reader in drawn:
+        size = sums[writer, reader]
+        arrows.append(
+            Arrow(
+                source=writer,
+                target=reader,
+                label=percent(size) if shares else f"{size:.2g}".replace("-", "−"),
+                share=abs(size) / (1.0 if shares and largest <= 1 else largest),
+                kind="lowers" if size < 0 else "raises",
+            )
         )
-        for writer, reader in drawn
-    )
     nodes = sorted({one for pair in drawn for one in pair}, key=lambda one: (one != "input", one))
     what = f"share {unit} that" if shares else f"what is added to {unit} by"
     return Diagram(
         title=title,
         boxes=tuple(Box(id=one, text=end if one == _END else node_label(one)) for one in nodes),
-        arrows=arrows,
+        arrows=tuple(arrows),
         says=(
             f"Number: {what} the edges from one box into the other{' carry' if shares else ''} together. The picture "
             f"grows backwards from {end}: the next box is always the one with the largest number into a box that is "
@@ -206,15 +191,15 @@ def _edges_into_shown(
 ) -> dict[tuple[str, str], list[float]]:
     """Return (writer, shown node) -> the scores of the edges from the writer into the node.
 
-    An edge into a key-value head belongs to the first of its ``group`` heads that is shown; ``outputs`` are one node.
+    An edge into a key-value head belongs to the first of its ``group`` heads that is shown.
     """
     sums: dict[tuple[str, str], list[float]] = {}
     for writer, reader, share in rows:
         node = reader.partition("<")[0]
         layer, shared, head = node.partition(".kv")
-        heads = (
-            [f"{layer}.h{int(head) * group + one}" for one in range(group)] if shared else [node]
-        )
+        heads = [node]
+        if shared:
+            heads = [f"{layer}.h{int(head) * group + one}" for one in range(group)]
         into = _END if reader in outputs else next((one for one in shown if one in heads), None)
         if into is not None:
             sums.setdefault((writer, into), []).append(share)

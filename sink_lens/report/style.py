@@ -1,16 +1,15 @@
-"""Style of the figures: palette, panels, scales, and a figure's form in an HTML page.
-
-Colours are after Okabe and Ito; heat maps are viridis.
-"""
+"""Style of the figures: palette (after Okabe and Ito), panels, scales, and a figure's form in an HTML page."""
 
 import base64
+import contextlib
 import io
+import itertools
 import logging
 import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from xml.etree import ElementTree
@@ -38,16 +37,13 @@ INK, QUIET, GRID = "#222222", "#777777", "#cccccc"
 PAPER = "#fefefe"
 """What boxes and numbers stand on: in a page it is the page's own."""
 BOX, FAINT = "#f3f5f8", "#555555"
-"""A box of a diagram, and its small print."""
 BLUE, ORANGE, GREEN, PURPLE, OCHRE = "#0072b2", "#d55e00", "#009e73", "#a8507f", "#8a6d00"
 WIDTH, FONT = 5.0, 9.5
 """Inches and points of an ordinary figure."""
 COLOURS = (BLUE, ORANGE, GREEN, PURPLE, OCHRE, QUIET)
-"""Colours of several lines, in order."""
 LINES = ListedColormap(mpl.colormaps["viridis"](np.linspace(0.35, 0.85, 256)))
 """Colours of lines by layer: the part of viridis that is seen on a light page and on a dark one."""
 MARKS = ("o", "s", "^", "D", "v", "P")
-"""Their marks."""
 
 _NO_GLYPH = r"Glyph \d+ .* missing from font"
 _IN_PAGE = {
@@ -67,11 +63,8 @@ _IN_PAGE = {
 _AROUND = (Axis, Legend, Text)
 """What may stick out of its panel, so that the layout leaves room for it."""
 
-
 _SIGNED = "RdBu_r"
-"""Colours of values of either sign."""
 WORDS = {"layer": "layer", "position": "position", "head": "head", "key": "key position"}
-"""Swept column -> its word at an axis."""
 UNWRITABLE = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\ud800-\udfff\ufffe\uffff]")
 """Characters that neither XML nor a page can hold."""
 _MOST_LABELS = 40
@@ -121,11 +114,9 @@ def figure_bytes(
     ``salt`` makes the ids in an svg file, and ``dpi`` is the resolution of pixels.
     """
     buffer = io.BytesIO()
-    settings: dict[Any, Any] = {"svg.hashsalt": salt, "text.parse_math": False, "pdf.fonttype": 42}
-    with mpl.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=_NO_GLYPH)
-        date, fonts = FORMATS[form], logging.getLogger("fontTools")
-        level = fonts.level
+    date, fonts = FORMATS[form], logging.getLogger("fontTools")
+    level = fonts.level
+    with _drawing({"svg.hashsalt": salt, "pdf.fonttype": 42}):
         fonts.setLevel(logging.ERROR)  # it warns of the dates in a PDF's fonts
         try:
             figure.savefig(
@@ -153,7 +144,7 @@ def panel(
     ylabel: str = "",
     grid: bool = True,
 ) -> Axes:
-    """Add axes in this library's style to a figure; ``place`` is (rows, columns, number from 1) in a grid of axes."""
+    """Add axes in this library's style to a figure; ``place`` is (rows, columns, number from 1)."""
     return style_axes(figure.add_subplot(*place), xlabel=xlabel, ylabel=ylabel, grid=grid)
 
 
@@ -171,7 +162,7 @@ def style_axes(axes: Axes, *, xlabel: str = "", ylabel: str = "", grid: bool = T
 
 
 def draw_heat_map(axes: Axes, values: np.ndarray) -> ScalarMappable:
-    """Draw an array of values in [0, 1] as an image, one pixel each; nan is left empty."""
+    """Draw values in [0, 1] as an image, one pixel each; nan is left empty."""
     return axes.imshow(values, cmap="viridis", vmin=0, vmax=1, interpolation="none", aspect="auto")
 
 
@@ -180,8 +171,7 @@ def _values_on_grid(
 ) -> tuple[np.ndarray, list[Any], list[Any], bool]:
     """Return (grid of the column ``value``, labels of its rows, labels of its columns, True if rows share a place).
 
-    ``pair`` names the two columns of the table that are the grid's axes. If rows of the table share a place, the value
-    of largest magnitude is kept.
+    ``pair`` names the columns that are the grid's axes. At a place the value of largest magnitude is kept.
 
     Raises:
         RunError: the map has too many places.
@@ -196,10 +186,8 @@ def _values_on_grid(
         )
     grid = np.full((len(rows), len(columns)), np.nan)
     places, beside = ({one: at for at, one in enumerate(axis)} for axis in (rows, columns))
-    at_row = [places[one] for one in frame[down].tolist()]
-    at_column = (
-        [0] * len(frame) if across is None else [beside[one] for one in frame[across].tolist()]
-    )
+    at_row = frame[down].map(places)
+    at_column = [0] * len(frame) if across is None else frame[across].map(beside)
     for row, column, number in zip(at_row, at_column, frame[value].to_numpy(float), strict=True):
         if not np.isnan(number) and not abs(grid[row, column]) >= abs(number):
             grid[row, column] = number
@@ -216,38 +204,32 @@ def draw_map(
     limit: float,
     labels: Mapping[int, str] | None = None,
 ) -> tuple[Axes, ScalarMappable]:
-    """Draw a heat map of the column ``value`` over two columns, the ``pair``; return its axes and image.
+    """Draw a heat map of the column ``value`` over two columns, the ``pair``, with colours from -limit to limit.
 
-    Colours go from -limit to limit. ``labels`` is position -> text.
+    ``labels`` is position -> text.
     """
     down, across = pair
     grid, rows, columns, crowded = _values_on_grid(frame, pair, value=value)
     ylabel = WORDS.get(down, down) + (", strongest" if crowded else "")
-    axes = panel(
-        figure, place=place, xlabel="" if across is None else WORDS.get(across, across), grid=False
-    )
-    axes.set_ylabel(ylabel, fontsize=FONT, color=INK)
+    xlabel = "" if across is None else WORDS.get(across, across)
+    axes = panel(figure, place=place, xlabel=xlabel, ylabel=ylabel, grid=False)
     image = axes.imshow(
         grid, cmap=_SIGNED, vmin=-limit, vmax=limit, interpolation="none", aspect="auto"
     )
-    _label_ticks(axes, rows, name=down, labels=labels or {}, y=True)
-    _label_ticks(axes, columns if across else [], name=across or "", labels={}, y=False)
+    _label_ticks(axes.yaxis, rows, name=down, labels=labels or {})
+    _label_ticks(axes.xaxis, columns if across else [], name=across or "", labels={})
     return axes, image
 
 
 def _label_ticks(
-    axes: Axes, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str], y: bool
+    axis: Axis, values: Sequence[int | float], *, name: str, labels: Mapping[Any, str]
 ) -> None:
-    axis = axes.yaxis if y else axes.xaxis
     if name in ("position", "key") and any(labels.values()) and len(values) <= _MOST_LABELS:
-        texts = [
-            token_text(labels[one], limit=16, counted=False) if labels.get(one) else ""
-            for one in values
-        ]
-        axis.set_ticks(
-            range(len(values)),
-            labels=[f"{one} {text}" for one, text in zip(values, texts, strict=True)],
-        )
+        texts = []
+        for one in values:
+            own = token_text(labels[one], limit=16, counted=False) if labels.get(one) else ""
+            texts.append(f"{one} {own}")
+        axis.set_ticks(range(len(values)), labels=texts)
         axis.set_tick_params(labelsize=FONT - 3)
     elif values and list(values) == list(range(len(values))):
         axis.set_major_locator(MaxNLocator(integer=True, nbins=9))
@@ -272,7 +254,7 @@ def draw_layer_lines(
     """Draw one line per layer, dark to light; the stream before layer 0 is left out.
 
     ``rows`` has ``layer``, ``value`` and the columns that ``x`` reads, sorted along x. Return the mapping of layers to
-    colours, for ``add_layer_scale``; None if no row has a layer.
+    colours; None if no row has a layer.
     """
     layer = rows["layer"].to_numpy(float, na_value=np.nan)
     layers = [int(number) for number in np.unique(layer[np.isfinite(layer)]) if number >= 0]
@@ -303,7 +285,6 @@ def add_layer_scale(
 
 
 def set_integer_ticks(axes: Axes, *, y: bool = True) -> None:
-    """Put the ticks of the x axis at whole numbers only, and those of the y axis if ``y`` is true."""
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=9))
     if y:
         axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
@@ -311,20 +292,21 @@ def set_integer_ticks(axes: Axes, *, y: bool = True) -> None:
 
 def log_scale(axes: Axes, *, axis: str) -> None:
     """Make an axis (``x`` or ``y``) logarithmic, with plain numbers at its ticks instead of powers of ten."""
-    (axes.set_xscale if axis == "x" else axes.set_yscale)("log")
-    low, high = axes.get_xlim() if axis == "x" else axes.get_ylim()
+    if axis == "x":
+        set_scale, limits, set_limits = axes.set_xscale, axes.get_xlim, axes.set_xlim
+        scale = axes.xaxis
+    else:
+        set_scale, limits, set_limits = axes.set_yscale, axes.get_ylim, axes.set_ylim
+        scale = axes.yaxis
+    set_scale("log")
+    low, high = limits()
     if not low > 0:  # nothing is drawn
         low, high = 0.1, 10.0
-        (axes.set_xlim if axis == "x" else axes.set_ylim)(low, high)
+        set_limits(low, high)
     decades = math.log10(high / low)
-    scale = axes.xaxis if axis == "x" else axes.yaxis
-    subs = (
-        (1.0,)
-        if decades > 2.5
-        else (1.0, 2.0, 5.0)
-        if decades > 0.6
-        else tuple(map(float, range(1, 10)))
-    )
+    subs = tuple(map(float, range(1, 10)))
+    if decades > 0.6:
+        subs = (1.0,) if decades > 2.5 else (1.0, 2.0, 5.0)
     numbers = 5 if axis == "x" and decades > 5 else None  # more would run together
     scale.set_major_locator(LogLocator(subs=subs, numticks=numbers))
     scale.set_major_formatter(
@@ -336,6 +318,9 @@ def log_scale(axes: Axes, *, axis: str) -> None:
 
 def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
     """Add the legend of axes, in ``columns`` columns, above the axes, or above the whole figure if that is ``over``."""
+    handles, labels = axes.get_legend_handles_labels()
+    if not handles:
+        return
     style = {
         "fontsize": FONT - 1,
         "frameon": False,
@@ -343,28 +328,26 @@ def legend(axes: Axes, *, columns: int, over: Figure | None = None) -> None:
         "ncols": columns,
         "columnspacing": 1.2,
     }
-    above = {
-        "loc": "lower left",
-        "bbox_to_anchor": (-0.02, 1.0),
-        "borderaxespad": 0.2,
-        "handlelength": 1.6,
-    }
-    handles, labels = axes.get_legend_handles_labels()
-    if not handles:
-        return
-    if over is None:
-        axes.legend(handles, labels, **above, **style)
-    else:
+    if over is not None:
         over.legend(handles, labels, loc="outside upper left", handlelength=3.0, **style)
+        return
+    axes.legend(
+        handles,
+        labels,
+        loc="lower left",
+        bbox_to_anchor=(-0.02, 1.0),
+        borderaxespad=0.2,
+        handlelength=1.6,
+        **style,
+    )
 
 
 def with_serifs(figure: F) -> F:
-    """Set all texts of a figure as a paper does: with serifs, and of at most 8 points; return the figure."""
+    """Set all texts of a figure as a paper does: with serifs, and of at most 8 points."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
-        text.set(
-            family=["STIXGeneral", "DejaVu Sans"], fontsize=min(float(text.get_fontsize()), 8.0)
-        )
+        size = min(float(text.get_fontsize()), 8.0)
+        text.set(family=["STIXGeneral", "DejaVu Sans"], fontsize=size)
     for axis in figure.findobj(Axis):  # ticks that are made later, when it is drawn
         assert isinstance(axis, Axis)
         axis.set_tick_params(
@@ -374,33 +357,35 @@ def with_serifs(figure: F) -> F:
 
 
 def without_formulas(figure: F) -> F:
-    """Switch off formulas in all texts of a figure, since a token may hold a dollar sign; return the figure."""
+    """Switch off formulas in all texts of a figure, since a token may hold a dollar sign."""
     for text in figure.findobj(Text):
         assert isinstance(text, Text)
         text.set_parse_math(False)
     return figure
 
 
+@contextlib.contextmanager
+def _drawing(settings: dict[Any, Any]) -> Iterator[None]:
+    with mpl.rc_context({"text.parse_math": False} | settings), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=_NO_GLYPH)
+        yield
+
+
 def fix_layout(figure: Figure) -> None:
     """Compute the layout of a figure once, so that it is not computed again for each file format."""
     engine = figure.get_layout_engine()
     if engine is not None:
-        inside = [
-            mark
-            for axes in figure.axes
-            for mark in axes.get_children()
-            if not isinstance(mark, _AROUND)
-        ]
-        with mpl.rc_context({"text.parse_math": False}), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=_NO_GLYPH)
-            for mark in inside:
+        marks = itertools.chain.from_iterable(axes.get_children() for axes in figure.axes)
+        for mark in marks:
+            if not isinstance(mark, _AROUND):
                 mark.set_in_layout(False)
+        with _drawing({}):
             engine.execute(figure)
         figure.set_layout_engine("none")
 
 
 def figure_html(figure: Figure) -> str:
-    """Return the figure as an HTML image with its data inside, a PNG in base64."""
+    """Return the figure as an HTML image with a PNG inside."""
     return f'<img alt="" src="data:image/png;base64,{base64.b64encode(figure_bytes(figure, "png")).decode()}">'
 
 
@@ -438,19 +423,13 @@ def _extreme_indices(values: np.ndarray, *, most: int) -> np.ndarray:
 def figure_svg(figure: Figure, *, name: str) -> str:
     """Return the figure as an SVG element for an HTML page, in the colours of the page's style.
 
-    Text stays text. Ids begin with `name`, since ids of a page must differ; the element needs no other file.
+    Text stays text. Ids begin with `name`, since ids of a page must differ.
     """
     buffer = io.StringIO()
     fix_layout(figure)
-    settings: dict[Any, Any] = {
-        "svg.fonttype": "none",
-        "svg.hashsalt": name,
-        "text.parse_math": False,
-    }
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    with mpl.rc_context(settings), warnings.catch_warnings():
-        # the reader's browser has fonts that matplotlib lacks; only the space was guessed
-        warnings.filterwarnings("ignore", message=_NO_GLYPH)
+    # the reader's browser has fonts that matplotlib lacks; only the space was guessed
+    with _drawing({"svg.fonttype": "none", "svg.hashsalt": name}):
         warnings.filterwarnings("ignore", message=r"Matplotlib currently does not support")
         for behind in (figure.patch, *(axes.patch for axes in figure.axes)):
             behind.set_visible(False)  # the page's paper
@@ -463,10 +442,9 @@ def figure_svg(figure: Figure, *, name: str) -> str:
         for key, value in list(element.attrib.items()):
             del element.attrib[key]
             element.set(key.rpartition("}")[2], _rename_svg_ids(key, value, name=name))
-        for child in [
-            child for child in element if child.tag.rpartition("}")[2] in ("style", "metadata")
-        ]:
-            element.remove(child)
+        for child in list(element):
+            if child.tag.rpartition("}")[2] in ("style", "metadata"):
+                element.remove(child)
     width = float(root.attrib["viewBox"].split()[2])
     for key in ("width", "height", "version"):
         root.attrib.pop(key, None)

@@ -1,9 +1,9 @@
 """CircuitsVis views of attention, tokens and neurons: offline, in a notebook or in a file.
 
 The components come from the JavaScript bundle in the circuitsvis package, whose Python side is not used: it imports
-torch, asks the network whether it is there, and lets tokens be read as HTML. A page holds the bundle, packed, and
-stands in a notebook in a sandboxed frame. Whatever a token says, it can reach neither the notebook
-nor the network: the content policy names the hashes of the page's own scripts, and the frame has no origin.
+torch, asks the network whether it is there, and lets tokens be read as HTML. Whatever a token says, it can reach
+neither the notebook nor the network: the content policy names the hashes of the page's own scripts, and its frame has
+no origin.
 """
 
 import html
@@ -54,25 +54,19 @@ class View:
     kind: str
     """Name of the component."""
     props: Mapping[str, Any] = field(repr=False)
-    """What it is given: texts, numbers and lists."""
+    """What it is given."""
     height: int
     """Pixels of its frame in a notebook."""
     title: str = ""
-    """What is shown, in a line above it."""
+    """A line above it."""
 
     @property
     def html(self) -> str:
-        """The HTML of a page with the view, which opens with no network.
-
-        Raises:
-            InputError: the circuitsvis package is not there.
-        """
-        props = {  # with four digits, undefined numbers as 0
-            key: np.round(np.nan_to_num(one, posinf=0, neginf=0), 4).tolist()
-            if isinstance(one, np.ndarray)
-            else one
-            for key, one in self.props.items()
-        }
+        """The HTML of a page with the view, which opens with no network."""
+        props = dict(self.props)
+        for key, one in props.items():
+            if isinstance(one, np.ndarray):  # with four digits, undefined numbers as 0
+                props[key] = np.round(np.nan_to_num(one, posinf=0, neginf=0), 4).tolist()
         drawn = plain_json([self.kind, props])
         data = json.dumps(drawn, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
         code = unpacking_script(read_javascript(), name="CircuitsVis", then=_DRAW % data)
@@ -87,14 +81,13 @@ class View:
         )
 
     def save(self, path: str | Path) -> Path:
-        """Write the page to a file that ends with .html and belongs to no run; return its path. Folders are made."""
+        """Write the page to a file that ends with .html and belongs to no run; return its path."""
         return write_page(self.html, path)
 
     def _repr_html_(self) -> str:
         return frame_html(self.html, height=self.height, title=f"CircuitsVis {self.kind}")
 
     def __str__(self) -> str:
-        """Return the page's HTML, as ``str`` of CircuitsVis's own objects does; it loads nothing from a network."""
         return self.html
 
 
@@ -112,9 +105,8 @@ def attention_heads(
     Args:
         attention: a model, with a text second; an array of (head, query, key) or (query, key); a ``capture`` of
             ``pattern``; or a traced run.
-        tokens: of a model, a text or what ``capture`` takes, which the model is run on. Else the texts at the
-            positions, or a token batch, whose padding is left out (then give ``tokenizer`` too); by default the tokens
-            of a run, or the positions.
+        tokens: of a model, a text or what ``capture`` takes. Else the texts at the positions, or a token batch, whose
+            padding is left out (then give ``tokenizer`` too); by default the tokens of a run, or the positions.
         sequence: the index of the sequence in a capture and a token batch.
         layers: layers of a capture or model; None is all.
         heads: for a capture, heads of each layer, None is all; for a run or a model, pairs (layer, head), by default
@@ -134,11 +126,12 @@ def attention_heads(
     else:
         patterns, names = _patterns_of(attention, sequence=sequence, layers=layers, heads=heads)
         patterns = _without_padding(patterns, tokens, sequence=sequence)
+    texts = _position_texts(
+        attention, tokens, length=patterns.shape[-1], sequence=sequence, tokenizer=tokenizer
+    )
     props = {
         "attention": patterns,
-        "tokens": _position_texts(
-            attention, tokens, length=patterns.shape[-1], sequence=sequence, tokenizer=tokenizer
-        ),
+        "tokens": texts,
         "attentionHeadNames": [_harmless_text(name, limit=16) for name in names],
         "maskUpperTri": True,
         "minValue": 0,
@@ -160,19 +153,19 @@ def attention_patterns(
     """Show the attention of several heads over the text: ``attention_patterns(model, "The cat sat")``.
 
     Choose a token to see its attention, given or received. Arguments and errors are those of ``attention_heads``, which
-    a browser without WebGL shows in its place. A model stands before its text; else the order is that of CircuitsVis,
-    and a capture or a run may stand alone. Where WebGL is drawn without a graphics card, eight heads of 64 tokens take
-    many seconds: choose fewer.
+    a browser without WebGL shows in its place; where a model is not given, their order is that of CircuitsVis, and a
+    capture or a run may stand alone. Where WebGL is drawn without a graphics card, eight heads of 64 tokens take many
+    seconds: choose fewer.
     """
     if attention is None or _is_model(tokens):
         tokens, attention = attention, tokens
-    of = {"sequence": sequence, "layers": layers, "heads": heads, "tokenizer": tokenizer}
-    large = attention_heads(attention, tokens, **of)
-    props = dict(large.props)
+    large = attention_heads(
+        attention, tokens, sequence=sequence, layers=layers, heads=heads, tokenizer=tokenizer
+    )
+    props = {**large.props, "headLabels": large.props["attentionHeadNames"]}
     lines = sum(len(text) for text in props["tokens"]) // _CHARACTERS
-    height = 420 + 110 * (len(props["attention"]) // 9) + _LINE * lines
-    props |= {"headLabels": props["attentionHeadNames"]}
-    return View(kind="AttentionPatterns", props=props, height=height + 40, title=large.title)
+    height = 460 + 110 * (len(props["attention"]) // 9) + _LINE * lines
+    return View(kind="AttentionPatterns", props=props, height=height, title=large.title)
 
 
 def colored_tokens(
@@ -189,7 +182,7 @@ def colored_tokens(
     Args:
         source: numbers, one per position; or a model, a capture of ``pattern`` or a traced run: then the attention that
             a token gets from those after it, the mean over the heads. Tokens that fewer than 8 come after are not
-            coloured, and the title says so: a mean over one or two queries says nothing.
+            coloured, and the title says so.
         tokens: as in ``attention_heads``, like the arguments below.
         sequence: the index of the sequence in a capture and a token batch.
         layers: layers of a capture.
@@ -270,11 +263,7 @@ def neuron_activations(
 
 @cache
 def read_javascript() -> str:
-    """Return the JavaScript of CircuitsVis's components, which sets the global variable CircuitsVis.
-
-    Raises:
-        InputError: the circuitsvis package, or its bundle, is not there.
-    """
+    """Return the JavaScript of CircuitsVis's components, which sets the global variable CircuitsVis."""
     package = find_spec("circuitsvis")
     for folder in (package.submodule_search_locations or ()) if package else ():
         if (path := Path(folder, "dist", "cdn", "iife.js")).is_file():
@@ -285,7 +274,6 @@ def read_javascript() -> str:
 
 
 MOST_NUMBERS = 600_000
-"""Most numbers in one view; a larger view makes a browser slow."""
 
 
 def _is_model(source: Any) -> bool:
@@ -295,18 +283,10 @@ def _is_model(source: Any) -> bool:
 def _run_model(
     model: Any, tokens: Any, *, site: str, sequence: int, layers: Sequence[int] | None
 ) -> tuple[Any, list[str]]:
-    (
-        capture,
-        resolve,
-        decode_tokens,
-    ) = (  # by name: the rest of the report is drawn without torch
-        import_object(f"sink_lens.{one}")
-        for one in (
-            "activations.record:capture",
-            "activations.forward:resolve",
-            "data.tokens:decode_tokens",
-        )
-    )
+    # by name: the rest of the report is drawn without torch
+    capture = import_object("sink_lens.activations.record:capture")
+    resolve = import_object("sink_lens.activations.forward:resolve")
+    decode_tokens = import_object("sink_lens.data.tokens:decode_tokens")
     if tokens is None:
         raise InputError(
             "a model was given without a text; need what it reads, such as a text, as second argument"
@@ -341,14 +321,10 @@ def _heads_of_model(
 
 def _float_array(source: Any) -> np.ndarray:
     try:
-        return np.asarray(
-            source.detach().cpu().float() if hasattr(source, "detach") else source, dtype=float
-        )
-    except (
-        TypeError,
-        ValueError,
-        NotImplementedError,
-    ) as error:  # the last by a tensor on the device "meta"
+        own = source.detach().cpu().float() if hasattr(source, "detach") else source
+        return np.asarray(own, dtype=float)
+    # the last by a tensor on the device "meta"
+    except (TypeError, ValueError, NotImplementedError) as error:
         raise InputError(
             f"the source is {value_in_words(source)}, without numbers; need an array of them"
         ) from error
@@ -356,15 +332,14 @@ def _float_array(source: Any) -> np.ndarray:
 
 def _harmless_text(text: object, *, limit: int = 24) -> str:
     """Return a token's text, cut to ``limit`` characters, in which no parser finds markup."""
-    return re.sub(
-        "[<&]", lambda found: found[0] + _JOINER, token_text(text, limit=limit, counted=False)
-    )
+    own = token_text(text, limit=limit, counted=False)
+    return re.sub("[<&]", lambda found: found[0] + _JOINER, own)
 
 
 def _position_texts(
     source: Any, tokens: Any, *, length: int, sequence: int, tokenizer: Any
 ) -> list[str]:
-    """Return a text per position: from ``tokens``, without them from a run, without a run the position's number."""
+    """Return a text per position: from ``tokens``, else from a run, else the position's number."""
     if tokens is None and isinstance(source, Run):
         tokens = list(first_token_texts(source, most=length).values()) or None
     if tokens is None:
@@ -386,7 +361,7 @@ def _position_texts(
 
 
 def _token_count(tokens: Any, sequence: int) -> int | None:
-    """Return the number of tokens of a sequence of a token batch; None if all its positions are tokens."""
+    """Return the number of tokens of a sequence of a token batch; None if of no batch."""
     lengths = getattr(tokens, "lengths", None)
     return None if lengths is None else int(lengths[sequence])
 
