@@ -1,10 +1,9 @@
 """Run folders: run.json records what the run was made from and how it ended; the tables lie beside it.
 
-Every file is first written under a temporary name and then renamed, so a file that exists is complete. run.json
-lists each file with its size and hash. Only one process at a time can write into a run folder. A run that stopped
-half way can be continued with the same kind, configuration and inputs. The finished files are reused, after some of
-their numbers were computed again and compared (``recomputed``); runs that do not compare need the same software and
-device. Nothing in this package loads torch.
+Every file is first written under a temporary name and then renamed, so a file that exists is complete. Only one process
+at a time can write into a run folder. A run that stopped half way can be continued with the same kind, configuration
+and inputs. The finished files are reused, after some of their numbers were computed again and compared
+(``recomputed``); runs that do not compare need the same software and device. Nothing in this package loads torch.
 """
 
 from sink_lens.records.log import LOG_FILE, RunLog, read_log, read_log_lines

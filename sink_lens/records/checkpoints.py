@@ -14,11 +14,7 @@ _NAME = re.compile(r"checkpoint-(\d+)")
 
 
 def checkpoint_folders(run: Run) -> dict[int, Path]:
-    """Return step -> folder for each checkpoint of a training run, in the order of the steps.
-
-    Raises:
-        RunError: the run is no training, or has no checkpoint.
-    """
+    """Return step -> folder for each checkpoint of a training run, in the order of the steps."""
     if run.kind != "train":
         raise RunError(f"{run.folder} holds a {run.kind} run; need one of sink-lens train.")
     there = (run.folder / "checkpoints").glob("checkpoint-*")
@@ -37,14 +33,15 @@ def checkpoint_folders(run: Run) -> dict[int, Path]:
 def model_identity(source: str | Path, *, content: bool = False) -> str:
     """Return a hash of the configuration of a model on the disk, and of size, time and inode of its weights' files.
 
-    With ``content``, which takes longer, the bytes of the weights are hashed instead: a copied model has the same hash.
-    The identity of a name, such as one of the hub, is the name.
+    With ``content`` the bytes of the weights are hashed instead: a copied model has the same hash. The identity of a
+    name, such as one of the hub, is the name.
     """
     path = Path(os.path.expanduser(source))  # noqa: PTH111  # Path.expanduser raises where there is no such user
     found: list[object] = []
-    for file in (
-        [path] if path.is_file() else sorted(one for name in _OF_NUMBERS for one in path.glob(name))
-    ):
+    files = [path]
+    if not path.is_file():
+        files = sorted(one for name in _OF_NUMBERS for one in path.glob(name))
+    for file in files:
         status = file.stat()
         about: object = [status.st_size, status.st_mtime_ns, status.st_ino]
         if content or file.name == "config.json":

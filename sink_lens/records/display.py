@@ -18,7 +18,7 @@ def result_html(
 ) -> str:
     """Return the HTML that a notebook shows for a result: sentences, then figures and tables, then notes.
 
-    ``parts`` are data frames, mappings of names to values, and figures. ``folder``, the run's, is named at the end.
+    ``parts`` are data frames, mappings of names to values, and figures.
     """
     return import_object(FRAME["notebook"])(sentences, *parts, notes=notes, folder=folder)
 

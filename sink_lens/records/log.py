@@ -1,9 +1,8 @@
 """Rows that one process at a time appends to a run: ``log.jsonl``, from which its tables are made.
 
-The first line names the tables and their columns. Every other line is one call of ``RunLog.append``: its part, the
-step that it stands at, and rows of one or more tables. A line is on the disk when ``append`` returns, and no line is
-ever written over, so that a process that is killed loses nothing. Half a line at the end, which a kill leaves, was
-never a row.
+The first line names the tables and their columns. Every other line is one call of ``RunLog.append``. A line is on the
+disk when ``append`` returns, and no line is ever written over, so that a process that is killed loses nothing; half a
+line at the end was never a row.
 
 A run that is continued appends as a new part. From the step on at which a part begins, rows of earlier parts no longer
 count: they are from a branch of the training that was given up. They stay in the file.
@@ -29,11 +28,11 @@ _CLAIM = ".log.lock"
 _DTYPES = ("int64", "Int64", "float64", "str")
 
 Columns = Mapping[str, Any]
-"""Some rows of a table by column: a list, or one value for all of these rows."""
+"""Some rows of a table by column: a list, or one value for all of them."""
 
 
 class Line(NamedTuple):
-    """One line of a log: the rows that one call of ``RunLog.append`` wrote."""
+    """The rows that one call of ``RunLog.append`` wrote."""
 
     part: int
     at: int
@@ -41,7 +40,7 @@ class Line(NamedTuple):
 
 
 class TakenError(RunError):
-    """An error for a log whose file a later ``RunLog`` of this process continues."""
+    """An error for a log that a later ``RunLog`` of this process continues."""
 
 
 class RunLog:
@@ -50,12 +49,8 @@ class RunLog:
     def __init__(self, folder: Path, *, columns: Mapping[str, Mapping[str, str]]) -> None:
         """Begin the log of a run, or a new part of it.
 
-        Args:
-            folder: folder of the run.
-            columns: name of a table -> name of its column -> dtype.
-
-        Raises:
-            RunError: another process appends to the log, or the log is damaged or has other tables.
+        ``columns`` is table -> column -> dtype. Refuses a log to which another process appends, and one that is damaged
+        or has other tables.
         """
         self.path = folder / LOG_FILE
         if (taken := _OPEN.get(self.path.resolve())) is None:
@@ -89,19 +84,18 @@ class RunLog:
                 f"{self.path} is continued by another monitor of this process. Choose another folder."
             )
         line = {"part": self.part, "at": at, "tables": tables}
-        self._waiting.append(
-            json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
-        )
+        text = json.dumps(line, allow_nan=False, separators=(",", ":"))
+        self._waiting.append(text.encode() + b"\n")
         self.flush()
 
     def flush(self) -> None:
-        """Write the rows that an earlier ``append`` could not write; an OSError says that they still cannot be."""
+        """Write the rows that an earlier ``append`` could not write."""
         if self._waiting and not self.taken:
             self._append_bytes(b"".join(self._waiting))
             self._waiting.clear()
 
     def close(self) -> None:
-        """Close the file and give up the lock, so that another process may append."""
+        """Close the file and give up the lock."""
         os.close(self._file)
         if self.taken:
             return
@@ -110,7 +104,7 @@ class RunLog:
         os.close(self._claim)
 
     def _begin_part(self, columns: Mapping[str, Mapping[str, str]]) -> int:
-        """Cut off a broken last line, write the line of columns if there is none, and return the new part's number."""
+        """Cut off a broken last line, or write the line of columns; return the new part's number."""
         content = self.path.read_bytes()
         whole, first = content.rfind(b"\n") + 1, json.dumps({"columns": columns}).encode() + b"\n"
         if not whole and not first.startswith(content):
@@ -135,7 +129,7 @@ class RunLog:
         return last + 1
 
     def _append_bytes(self, content: bytes) -> None:
-        """Append bytes to the file and force them onto the disk; after an error the file is as it was."""
+        """Append bytes and force them onto the disk; after an error the file is as it was."""
         before = os.fstat(self._file).st_size
         try:
             done = 0
@@ -149,11 +143,10 @@ class RunLog:
 
 
 _OPEN: "weakref.WeakValueDictionary[Path, RunLog]" = weakref.WeakValueDictionary()
-"""The logs that this process appends to."""
 
 
 def refuse_used_log(folder: Path) -> None:
-    """Refuse to begin a run in a folder if its log is open in this process or already has rows."""
+    """Refuse to begin a run in a folder whose log is open in this process or already has rows."""
     path = folder / LOG_FILE
     if path.resolve() in _OPEN:
         raise RunError(
@@ -169,11 +162,7 @@ def refuse_used_log(folder: Path) -> None:
 
 
 def read_log_columns(path: Path) -> dict[str, dict[str, str]]:
-    """Read the first line of a log, which names its columns: table -> column -> dtype.
-
-    Raises:
-        ValueError: the first line has another form.
-    """
+    """Read the first line of a log: table -> column -> dtype; ValueError if it has another form."""
     with path.open("rb") as file:
         first = parse_json(file.readline())
     columns = first.get("columns") if isinstance(first, dict) else None
@@ -212,11 +201,7 @@ def _read_all_log_lines(path: Path) -> Iterator[Line]:
 
 
 def read_log_lines(path: Path) -> Iterator[Line]:
-    """Yield the lines of a log that count, in order: if a resumed run wrote a step again, only its later lines.
-
-    Raises:
-        ValueError: a line was not written by ``RunLog``.
-    """
+    """Yield the lines of a log that count, in order: if a resumed run wrote a step again, only its later lines."""
     begins: dict[int, float] = {}
     for line in _read_all_log_lines(path):
         begins.setdefault(line.part, line.at)
@@ -228,11 +213,7 @@ def read_log_lines(path: Path) -> Iterator[Line]:
 
 
 def read_log(path: Path) -> dict[str, pd.DataFrame]:
-    """Read a log as tables, name -> data frame; if a resumed run wrote a step again, only its later rows count.
-
-    Raises:
-        ValueError: the log is damaged.
-    """
+    """Read a log as tables by name; if a resumed run wrote a step again, only its later rows count."""
     dtypes = read_log_columns(path)
     found: dict[str, dict[str, list[Any]]] = {
         name: {one: [] for one in of} for name, of in dtypes.items()
@@ -248,9 +229,8 @@ def read_log(path: Path) -> dict[str, pd.DataFrame]:
                 if len(lengths) > 1:
                     raise ValueError(f"columns of {name!r:.40} differ in length")
                 for column, value in block.items():
-                    found[name][column] += (
-                        value if isinstance(value, list) else [value] * max(lengths)
-                    )
+                    rows = value if isinstance(value, list) else [value] * max(lengths)
+                    found[name][column] += rows
     try:
         return {name: pd.DataFrame(table).astype(dtypes[name]) for name, table in found.items()}
     except (TypeError, OverflowError) as error:
@@ -258,7 +238,7 @@ def read_log(path: Path) -> dict[str, pd.DataFrame]:
 
 
 def _open_file(path: Path, more: int = 0) -> int:
-    """Open a file to read and write, with ``more`` flags, and return its file descriptor; refuse a link."""
+    """Open a file to read and write, with ``more`` flags; refuse a link."""
     try:
         return os.open(path, os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | more, 0o666)
     except OSError as error:

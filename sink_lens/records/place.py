@@ -17,15 +17,15 @@ class Place:
 
     def __init__(self, out: str | os.PathLike[str] | None) -> None:
         self.named = None if out is None else Path(out)
-        """The folder that was named; None if it is temporary."""
-        self.folder = (
-            Path(tempfile.mkdtemp(prefix="sink_lens_")) if self.named is None else self.named
-        )
-        if self.named is None:
-            self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+        """None if the folder is temporary."""
+        if self.named is not None:
+            self.folder = self.named
+            return
+        self.folder = Path(tempfile.mkdtemp(prefix="sink_lens_"))
+        self._remove = weakref.finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
     def keep_what_is_done(self, error: BaseException, *, name: str) -> None:
-        """Move what a run that ended with ``error`` wrote from a temporary folder to ``runs``, and add a note of it."""
+        """Move what a run that ended with ``error`` wrote from a temporary folder to ``runs``, and note it."""
         if self.named is not None or not (self.folder / RUN_FILE).is_file():
             return
         if not read_run_json(self.folder)["files"]:

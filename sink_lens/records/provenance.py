@@ -20,9 +20,9 @@ IDENTITY = (
     "answers_sha256",
 )
 IDENTITY += ("circuit_sha256", "bos_condition", "dtype")
-"""Provenance fields by which a run is told from another."""
+"""Fields by which a run is told from another."""
 CIRCUMSTANCE = ("versions", "device", "kernel")
-"""Provenance fields that are where a run was made, not what it is of."""
+"""Fields that are where a run was made, not what it is of."""
 
 
 def package_versions() -> dict[str, str | None]:
@@ -36,11 +36,7 @@ def package_versions() -> dict[str, str | None]:
 
 
 def plain_json(value: Any) -> Any:
-    """Convert a value to plain JSON types; nan and infinities, which JSON lacks, become None.
-
-    Raises:
-        RunError: The value holds something other than text, numbers, lists and mappings.
-    """
+    """Convert a value to plain JSON types; nan and infinities become None, and other types are refused."""
     if isinstance(value, Mapping):
         return {str(name): plain_json(entry) for name, entry in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):

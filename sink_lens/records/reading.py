@@ -28,7 +28,7 @@ from sink_lens.schema import table_of
 RUN_FILE = "run.json"
 LOCK_FILE = ".lock"
 PAGE_FILE = "report.html"
-"""File name of a run's page. The page is drawn from the run's other files, and run.json never lists it."""
+"""It is drawn from the run's other files, and run.json never lists it."""
 _KINDS: Mapping[str, tuple[type, ...]] = {
     "kind": (str,),
     "status": (str,),
@@ -46,7 +46,7 @@ _TEXTS = ("string", "empty")
 
 
 class Tables(Mapping[str, pd.DataFrame]):
-    """The tables of a run by name. Each access reads the file again, unless the tables are kept in memory."""
+    """The tables of a run by name; each access reads the file again, unless the tables are kept in memory."""
 
     def __init__(self, folder: Path, *, files: Mapping[str, Mapping[str, Any]], kind: str) -> None:
         self._kind = kind
@@ -54,7 +54,7 @@ class Tables(Mapping[str, pd.DataFrame]):
         self._kept: dict[str, pd.DataFrame] | None = None
         self._most: int | None = None
         self.shortened: dict[str, Shortened] = {}
-        """Tables of which some rows were read; see ``cached_copy``."""
+        """Tables of which some rows were read."""
         self._paths = {
             Path(file).stem: folder / file
             for file in files
@@ -63,19 +63,16 @@ class Tables(Mapping[str, pd.DataFrame]):
         log = folder / LOG_FILE
         if log.name not in files or not log.is_file():
             return
-        grown = (
-            log.stat().st_size > files[log.name]["bytes"]
-        )  # since the tables were written: all are read from it
+        # since the tables were written: all are read from it
+        grown = log.stat().st_size > files[log.name]["bytes"]
         with contextlib.suppress(OSError, ValueError):
-            self._paths |= {
-                name: log for name in read_log_columns(log) if grown or name not in self._paths
-            }
+            names = [name for name in read_log_columns(log) if grown or name not in self._paths]
+            self._paths |= dict.fromkeys(names, log)
 
     def cached_copy(self, *, most: int | None = None) -> "Tables":
         """Return a copy that reads each table only once, for code that never changes the tables.
 
-        Args:
-            most: number of rows to which longer tables are shortened (``shortened`` lists them); None keeps all rows.
+        Tables of more than ``most`` rows are shortened, and stand in ``shortened``.
         """
         same = copy.copy(self)
         same._kept, same._most, same.shortened = {}, most, {}
@@ -115,17 +112,15 @@ class Run:
     """A run read from its folder; its tables are read on demand."""
 
     folder: Path
-    """Folder of the run."""
     kind: str
-    """Kind of run, such as "trace"."""
+    """Such as "trace"."""
     status: str
     """How the run ended: finished, interrupted or failed; running also if the process was killed."""
     error: str | None
-    """Error that made the run fail."""
+    """What made the run fail."""
     started: str
-    """When, in UTC."""
+    """In UTC, like ``ended``."""
     ended: str | None
-    """When the run ended, in UTC; None if it has not ended."""
     config: dict[str, Any]
     """The whole configuration."""
     provenance: dict[str, Any]
@@ -156,11 +151,7 @@ class Run:
         return {name: text[:400] for name, text in facts.items() if text}
 
     def need(self, name: str, *, columns: Sequence[str]) -> pd.DataFrame:
-        """Read the table with this name, and check that it has these columns.
-
-        Raises:
-            RunError: The table is not in the run, is damaged, or lacks one of the columns.
-        """
+        """Read a table; RunError if it is not in the run, is damaged, or lacks one of the columns."""
         if name not in self.tables:
             raise RunError(
                 f"this run has no table {name!r}. Finish the run, or run it again, to see it."
@@ -173,14 +164,14 @@ class Run:
         return table
 
     def optional(self, name: str, *, columns: Sequence[str]) -> pd.DataFrame | None:
-        """Read the table with this name as ``need`` does; return None if it is absent, damaged or lacks a column."""
+        """Read a table; None if it is absent, damaged or lacks a column."""
         try:
             return self.need(name, columns=columns)
         except RunError:
             return None
 
     def tensors(self, name: str) -> dict[str, np.ndarray]:
-        """Read the run's file NAME.safetensors as a dict: name of a tensor in the file -> array."""
+        """Read the run's file NAME.safetensors: name of a tensor -> array."""
         path = self.folder / f"{name}.safetensors"
         try:
             return safetensors.numpy.load_file(path)
@@ -199,20 +190,18 @@ def read_run(folder: str | os.PathLike[str]) -> Run:
     written = {Path(file).stem for file in record["files"]}
     gone = [Path(file).stem for file in record["files"] if not (folder / file).exists()]
     tables = Tables(folder, files=record["files"], kind=record["kind"])
+    own = ("kind", "status", "error", "started", "ended", "config", "provenance")
+    expected = [name for name in record["expects"] if name not in written and name not in tables]
     return Run(
         folder=folder,
-        **{
-            name: record[name]
-            for name in ("kind", "status", "error", "started", "ended", "config", "provenance")
-        },
+        **{name: record[name] for name in own},
         tables=tables,
-        missing=[name for name in record["expects"] if name not in written and name not in tables]
-        + gone,
+        missing=expected + gone,
     )
 
 
 def is_regular_file(path: Path) -> bool:
-    """Check whether there is a file itself at a path, no link to one."""
+    """Check whether there is a file itself, no link to one."""
     try:
         return stat.S_ISREG(path.lstat().st_mode)
     except OSError:
@@ -220,7 +209,7 @@ def is_regular_file(path: Path) -> bool:
 
 
 def lock_of_folder(folder: Path, *, patience: float = 0) -> FileLock:
-    """Return the lock of a run folder, not yet taken; one that is no empty file is refused, since it is not a run's."""
+    """Return the lock of a run folder, not yet taken; refuse one that is no empty file: it is not a run's."""
     path = folder / LOCK_FILE
     if os.path.lexists(path) and not (is_regular_file(path) and path.stat().st_size == 0):
         raise RunError(
@@ -230,7 +219,7 @@ def lock_of_folder(folder: Path, *, patience: float = 0) -> FileLock:
 
 
 def run_state(folder: Path) -> str:
-    """Return the state of a run: finished, failed, interrupted, running, or stopped (killed while running)."""
+    """Return finished, failed, interrupted, running, or stopped (killed while running)."""
     status = str(read_run_json(folder)["status"])
     lock = lock_of_folder(folder)
     if status != "running" or not Path(lock.lock_file).exists():
@@ -243,21 +232,13 @@ def run_state(folder: Path) -> str:
 
 
 def read_table(path: Path, *, kind: str) -> pd.DataFrame:
-    """Read a table from a Parquet or CSV file of a run, and check its columns against the schema.
-
-    Raises:
-        ValueError: a column holds another type than the schema says, such as lists, or texts instead of numbers.
-    """
+    """Read a table from a Parquet or CSV file of a run; ValueError if a column has another type than the schema's."""
     table = pd.read_csv(path) if path.suffix == ".csv" else pd.read_parquet(path)
     return _check_table(table, kind=kind, name=path.stem, text_too=path.suffix == ".csv")
 
 
 def read_columns(path: Path, columns: Sequence[str], *, kind: str) -> pd.DataFrame:
-    """Read a run's table, which must have these columns.
-
-    Raises:
-        RunError: it is damaged, or lacks one of the columns.
-    """
+    """Read a run's table; RunError if it is damaged, or lacks one of the columns."""
     try:
         frame = read_table(path, kind=kind)
         if absent := [column for column in columns if column not in frame]:
@@ -280,7 +261,7 @@ def _check_table(
 def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool) -> None:
     """Refuse a column of another type than ``dtype``, such as fractions for whole numbers.
 
-    ``text_too`` allows numbers instead of texts, since a text such as "12" is read from CSV as a number.
+    ``text_too`` allows numbers instead of texts: "12" is read from CSV as a number.
     """
     cells = table[name]
     if dtype == "int" and types.is_float_dtype(cells):
@@ -300,7 +281,7 @@ def _check_column(table: pd.DataFrame, name: str, *, dtype: str, text_too: bool)
 
 
 def read_run_json(folder: Path) -> dict[str, Any]:
-    """Read run.json of a folder, and check that it has every required field, of the right type.
+    """Read and check run.json of a folder.
 
     If a run began to replace an earlier one and has written no file yet, the record is the earlier one's.
     """
@@ -360,7 +341,7 @@ def _check_run_json(record: Any) -> None:
 
 
 def is_file_intact(path: Path, entry: Mapping[str, Any]) -> bool:
-    """Check whether a file has the size and hash of its entry in run.json; a log may have become longer."""
+    """Check whether a file has the size and hash of its entry; a log may have become longer."""
     if not path.is_file() or path.stat().st_size < entry["bytes"]:
         return False
     digest, left = hashlib.sha256(), entry["bytes"]

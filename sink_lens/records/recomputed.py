@@ -21,12 +21,12 @@ _Computed = TypeVar("_Computed")
 TOLERANCE = 1e-6
 """Largest allowed difference, relative to a number's magnitude if that is above 1."""
 MOST, FEW = 32, 4
-"""Parts of a folder of which a cell is computed again; fewer where all cells are computed by one and the same function,
-since what changes the model, the tokens or a metric changes every cell."""
+"""Parts of which a cell is computed again; fewer where all cells are computed by one and the same function, since what
+changes the model, the tokens or a metric changes every cell."""
 
 
 def sample_parts(names: Sequence[str], *, most: int) -> list[str]:
-    """Return all ``names`` of parts, or ``most`` of them drawn at random, the same ones each time; in their order."""
+    """Return all ``names``, or ``most`` of them drawn at random, the same ones each time, in their order."""
     drawn = set(np.random.default_rng(0).permutation(len(names))[:most].tolist())
     return [name for index, name in enumerate(names) if index in drawn]
 
@@ -42,9 +42,8 @@ def refuse_other_numbers(
 ) -> None:
     """Refuse a run folder unless the numbers ``found`` in it equal those ``computed`` now; nan equals nan.
 
-    Raises:
-        RunError: they differ by more than ``tolerance`` times the number or ``scale``, whichever is larger; it says
-            the first pair of them, and ``what`` they are.
+    They may differ by ``tolerance`` times the number or ``scale``, whichever is larger. The error says the first pair
+    that does not, and ``what`` they are.
     """
     if how := _difference(found, computed, tolerance=tolerance, scale=scale):
         raise RunError(
@@ -71,11 +70,7 @@ def compute_until_equal(
 def keep_or_compare(
     writer: RunWriter, filename: str, values: Mapping[str, Sequence[float]]
 ) -> None:
-    """Write named numbers to a JSON file of the run, or compare them with those that the folder has.
-
-    Raises:
-        RunError: they differ, or the file is damaged.
-    """
+    """Write named numbers to a JSON file of the run, or compare them with those that the folder has."""
     if not writer.has(filename):
         writer.write_text(filename, json.dumps(plain_json(values)) + "\n")
         return
@@ -94,7 +89,7 @@ def keep_or_compare(
 def _difference(
     found: Any, computed: Any, *, tolerance: float = TOLERANCE, scale: float = 1
 ) -> str:
-    """Return the first difference between two lists of numbers as the end of a sentence; "" if they are equal."""
+    """Return the first difference of numbers as the end of a sentence; "" if they are equal."""
     there, here = (np.asarray(one, dtype=float).ravel() for one in (found, computed))
     if there.shape != here.shape:
         return f"has {len(there):,} numbers there and {len(here):,} here"

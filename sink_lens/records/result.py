@@ -23,7 +23,6 @@ class Finding:
     main: ClassVar[str] = "summary"
     """Name of the main table."""
     tables: Mapping[str, pd.DataFrame] = field(repr=False)
-    """The tables by name."""
     headline: str = ""
     """The result in words, a line for each sentence or paragraph."""
     notes: tuple[str, ...] = field(default=(), repr=False)
@@ -36,12 +35,12 @@ class Finding:
 
     @property
     def frame(self) -> pd.DataFrame:
-        """The main table of the result, as a data frame."""
+        """The main table, as a data frame."""
         return self.tables[self.main]
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """The sentences that say what was found; ``headline`` has them as lines of one text."""
+        """The lines of ``headline``."""
         return tuple(self.headline.splitlines())
 
     def notebook_parts(self) -> tuple[object, ...]:
@@ -49,13 +48,9 @@ class Finding:
         return (self.frame,)
 
     def _repr_html_(self) -> str:
-        shown, folder = (
-            self.notebook_parts() if self.finished else (),
-            getattr(self, "folder", None),
-        )
-        return display.result_html(
-            self.sentences, *shown, notes=(*self.notes, *self._model_notes()), folder=folder
-        )
+        shown = self.notebook_parts() if self.finished else ()
+        notes, folder = (*self.notes, *self._model_notes()), getattr(self, "folder", None)
+        return display.result_html(self.sentences, *shown, notes=notes, folder=folder)
 
     def _model_notes(self) -> tuple[str, ...]:
         return ()
@@ -74,17 +69,18 @@ class Result(Finding):
 
     @classmethod
     def unfinished(cls, folder: Path, *, shard: str) -> Self:
-        """Return a result without tables, for a finished shard of a run; other shards are still to be computed."""
-        return cls(
-            folder=folder,
-            tables=Unfinished(folder),
-            headline=Shard.parse(shard).done_sentence(folder),
-        )
+        """Return a result without tables, for a finished shard of a run with others still to be computed."""
+        said = Shard.parse(shard).done_sentence(folder)
+        return cls(folder=folder, tables=Unfinished(folder), headline=said)
 
     @property
     def run(self) -> Run:
         """The run, as ``read_run`` reads it from its folder."""
-        return _read_result_run(self.folder, self.place)
+        if self.folder is not None:
+            return read_run(self.folder)
+        if self.place is None:
+            raise RunError("the result has no run folder; need one that was given out=FOLDER")
+        return replace(read_run(self.place.folder), place=self.place)
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
         """Copy the run into a folder, for ``read_run`` and ``sink-lens report``; return the folder's path.
@@ -92,7 +88,20 @@ class Result(Finding):
         Raises:
             RunError: the folder cannot be used, or holds a finished run and ``overwrite`` is False.
         """
-        return _copy_run(self.run.folder, folder, overwrite=overwrite)
+        run, folder = self.run.folder, Path(folder)
+        check_folder_free(folder, overwrite=overwrite)
+        if folder.exists() and folder.resolve() == run.resolve():
+            return folder
+        if (folder / RUN_FILE).is_file():
+            remove_run(folder)
+        ignore = shutil.ignore_patterns(LOCK_FILE)
+        try:
+            shutil.copytree(run, folder, dirs_exist_ok=True, ignore=ignore)
+        except OSError as error:
+            raise RunError(
+                f"{folder} cannot be written ({error}). Choose another folder."
+            ) from error
+        return folder
 
     def report(self, path: str | Path | None = None) -> Path:
         """Draw the page of the run, one HTML file, and return its path; None draws it in the run's folder.
@@ -103,11 +112,7 @@ class Result(Finding):
         return display.draw_result_page(self.run, path)
 
     def draw(self) -> Any:
-        """Draw the first figure of the run's page, as a matplotlib figure.
-
-        Raises:
-            RunError: the run has no figure.
-        """
+        """Draw the first figure of the run's page, as a matplotlib figure; RunError if it has none."""
         return display.draw_first_figure(self.run)
 
     def _model_notes(self) -> tuple[str, ...]:
@@ -121,30 +126,8 @@ class Result(Finding):
         return (self.sentences or ("",))[0] + where
 
 
-def _read_result_run(folder: Path | None, place: Place | None) -> Run:
-    if folder is not None:
-        return read_run(folder)
-    if place is None:
-        raise RunError("the result has no run folder; need one that was given out=FOLDER")
-    return replace(read_run(place.folder), place=place)
-
-
-def _copy_run(run: Path, folder: str | Path, *, overwrite: bool) -> Path:
-    folder = Path(folder)
-    check_folder_free(folder, overwrite=overwrite)
-    if folder.exists() and folder.resolve() == run.resolve():
-        return folder
-    if (folder / RUN_FILE).is_file():
-        remove_run(folder)
-    try:
-        shutil.copytree(run, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns(LOCK_FILE))
-    except OSError as error:
-        raise RunError(f"{folder} cannot be written ({error}). Choose another folder.") from error
-    return folder
-
-
 class Unfinished(dict[str, pd.DataFrame]):
-    """An empty dict of tables, for a run with shards still to be computed; reading a table raises a RunError."""
+    """An empty dict of tables, for a run with shards still to be computed; reading one raises a RunError."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()

@@ -1,9 +1,8 @@
 """Shards: the parts of one run computed by several processes or machines that share nothing but its folder.
 
-Each shard is a run folder of its own inside that of the run (``shard-3-of-8``), under a lock of its own, so that one
-that was killed goes on where it was and one that is started twice is refused. The run's folder holds what all of them
-need, such as a plan, and takes their parts in the end: the shard that ends last makes the tables, as one process does
-that finds all parts there.
+Each shard is a run folder of its own inside that of the run (``shard-3-of-8``), under a lock of its own. The run's
+folder holds what all of them need, such as a plan, and takes their parts in the end: the shard that ends last makes the
+tables, as one process does that finds all parts there.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ _PATIENCE = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One of several equal parts of a run, which separate processes compute: part ``number`` of ``count``."""
+    """Part ``number`` of ``count`` equal parts of a run, which separate processes compute."""
 
     number: int
     """From 1 on."""
@@ -40,11 +39,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str, environment: Mapping[str, str] = os.environ) -> "Shard":
-        """Parse a text such as ``3/8``; ``slurm`` reads both numbers from a SLURM array job's ``environment``.
-
-        Raises:
-            InputError: the text is neither, or this process belongs to no array job.
-        """
+        """Parse a text such as ``3/8``; ``slurm`` reads both numbers from a SLURM array job's ``environment``."""
         number, slash, count = text.partition("/")
         if (
             slash
@@ -57,13 +52,8 @@ class Shard:
             raise InputError(
                 f"shard is {text!r}; need one such as 3/8 (the third of eight), or slurm in an array job"
             )
-        names = (
-            "SLURM_ARRAY_TASK_ID",
-            "SLURM_ARRAY_TASK_MIN",
-            "SLURM_ARRAY_TASK_MAX",
-            "SLURM_ARRAY_TASK_COUNT",
-        )
-        found = [environment.get(name, "") for name in names]
+        names = ("ID", "MIN", "MAX", "COUNT")
+        found = [environment.get(f"SLURM_ARRAY_TASK_{name}", "") for name in names]
         if not all(one.isdecimal() for one in found):
             raise InputError(
                 "shard slurm was asked for outside of an array job; need sbatch --array=1-8, or shard 3/8"
@@ -87,7 +77,7 @@ class Shard:
 
 
 def check_shard(shard: str | None, *, out: str | Path | None, overwrite: bool) -> None:
-    """Refuse a shard without the folder ``out``, or with ``overwrite``, which would remove what other shards wrote."""
+    """Refuse a shard without a folder, or with ``overwrite``."""
     if shard is not None and out is None:
         raise InputError(
             "a shard was asked for without a folder; need the one that all shards share: out=..."
@@ -123,10 +113,6 @@ def compute_run(
 
     Returns:
         The result; None from a shard if others are still to be computed.
-
-    Raises:
-        InputError: ``shard`` names no shard.
-        RunError: another process computes the shard; or the folder holds another run, or another number of shards.
     """
     check_shard(shard, out=run, overwrite=overwrite)
     if shard is None:
@@ -181,15 +167,12 @@ def _check_parts(
 
 
 def _list_shards(run: Path) -> list[Shard]:
-    found = [
-        _FOLDER.fullmatch(path.name)
-        for path in run.glob("shard-*-of-*")
-        if (path / RUN_FILE).is_file()
-    ]
-    return sorted(
-        (Shard(int(one[1]), int(one[2])) for one in found if one),
-        key=lambda one: (one.count, one.number),
-    )
+    found = []
+    for path in run.glob("shard-*-of-*"):
+        one = _FOLDER.fullmatch(path.name)
+        if one and (path / RUN_FILE).is_file():
+            found.append(Shard(int(one[1]), int(one[2])))
+    return sorted(found, key=lambda one: (one.count, one.number))
 
 
 def all_shards_finished(run: Path) -> bool:
@@ -199,18 +182,13 @@ def all_shards_finished(run: Path) -> bool:
 
 
 def process_name() -> str:
-    """Return the name of this machine and the number of this process, by which a shard says who computes it."""
     return f"{gethostname()}, process {os.getpid()}"
 
 
 def _copy_shard_parts(
     writer: RunWriter, parts: Collection[str], check: Callable[[Path, Collection[str]], None]
 ) -> None:
-    """Copy the files of finished ``parts`` from all shards into the run folder of ``writer``, if it lacks them.
-
-    Raises:
-        RunError: a shard is still being computed, or is of another run: ``check`` compares what is in it.
-    """
+    """Copy the files of finished ``parts`` from all shards into the run folder of ``writer``, if it lacks them."""
     shards = _list_shards(writer.folder)
     for shard in shards:
         if run_state(shard.folder(writer.folder)) == "running":
@@ -240,13 +218,13 @@ def _copy_shard_parts(
 
 
 def remove_shards(run: Path) -> None:
-    """Remove all shards of a run, after their parts were copied into the run's folder; other files in them stay."""
+    """Remove all shards of a run, after their parts were copied; other files in them stay."""
     for shard in _list_shards(run):
         remove_run(shard.folder(run))
 
 
 def run_progress(run: Path, shards: pd.DataFrame) -> str:
-    """Say how far a run is: ``run_state``, and, unless it is finished, how many of its shards or blocks are done."""
+    """Say how far a run is, and, unless it is finished, how many of its shards or blocks are done."""
     state = run_state(run)
     if len(shards):
         return f"{(shards['state'] == 'finished').sum()} of {len(shards)} shards finished"
@@ -258,26 +236,25 @@ def run_progress(run: Path, shards: pd.DataFrame) -> str:
 
 
 def shard_progress(run: Path) -> pd.DataFrame:
-    """Return a table with a row per shard: shard, state, cells done, all cells, cells failed, and who computes it."""
+    """Return a row per shard: state, cells done, all cells, cells failed, and who computes it."""
     begun = _list_shards(run)
     count = begun[0].count if begun else 0
-    found = pd.DataFrame(
-        [_progress_row(run, Shard(number, count)) for number in range(1, count + 1)]
-    )
+    found = pd.DataFrame([_progress_row(run, Shard(one, count)) for one in range(1, count + 1)])
     return found.astype({"cells": "Int64"}) if count else found
 
 
 def _progress_row(run: Path, shard: Shard) -> dict[str, Any]:
     folder = shard.folder(run)
+    row = {
+        "shard": str(shard),
+        "state": "not begun",
+        "done": 0,
+        "cells": None,
+        "failed": 0,
+        "holder": None,
+    }
     if not (folder / RUN_FILE).is_file():
-        return {
-            "shard": str(shard),
-            "state": "not begun",
-            "done": 0,
-            "cells": None,
-            "failed": 0,
-            "holder": None,
-        }
+        return row
     record = read_run_json(folder)
     parts, state = record["config"]["parts"], run_state(folder)
     failed = set[int]()
@@ -285,11 +262,7 @@ def _progress_row(run: Path, shard: Shard) -> dict[str, Any]:
         table = read_table(folder / name, kind="sweep")
         failed |= set(table.loc[table["error"].notna(), "cell"].tolist())
     done = sum(parts.get(Path(name).stem, 0) for name in record["files"])
-    row = {
-        "shard": str(shard),
-        "state": state,
-        "done": done,
-        "cells": sum(parts.values()),
-        "failed": len(failed),
-    }
-    return row | {"holder": record["provenance"].get("holder") if state == "running" else None}
+    row.update(state=state, done=done, cells=sum(parts.values()), failed=len(failed))
+    if state == "running":
+        row["holder"] = record["provenance"].get("holder")
+    return row

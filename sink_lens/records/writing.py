@@ -36,9 +36,9 @@ from sink_lens.records.reading import (
 )
 
 PAGE_MARK = b'<meta name="generator" content="sink_lens">'
-"""Text of a page that was drawn from a run. No other file of that name is ever replaced or deleted."""
+"""Text of a page that was drawn from a run: no other file of that name is ever replaced or deleted."""
 _GOES_ON = "goes on from "
-"""Beginning of a note that a run was continued with other versions."""
+"""Begins a note that a run was continued with other versions."""
 _TABLE_ENDINGS = ("", ".parquet", ".csv", ".safetensors")
 
 
@@ -47,7 +47,7 @@ def goes_on_note(folder: Path) -> str:
 
 
 def default_run_folder(name: str) -> Path:
-    """Return the folder of a run if the user names none: ``runs/NAME-DATE-TIME`` in the working folder, one not there.
+    """Return the folder of a run if the user names none: ``runs/NAME-DATE-TIME``, one that is not there.
 
     A second run within a second gets ``-2`` behind it: it must not go on with the first.
     """
@@ -58,7 +58,7 @@ def default_run_folder(name: str) -> Path:
 
 
 class RunWriter:
-    """A run folder that is being written. A lock protects it, and closing it records how the run ended."""
+    """A run folder that is being written, under a lock; closing it records how the run ended."""
 
     def __init__(
         self,
@@ -70,7 +70,6 @@ class RunWriter:
         adding: bool = False,
         recomputes: bool = False,
     ) -> None:
-        """Prepare to write to a run folder that this process has locked."""
         self.folder = folder
         self._record = record | {"written": record.get("written", list(record["files"]))}
         self._lock = lock
@@ -81,11 +80,11 @@ class RunWriter:
         self._wrote = False
 
     def has(self, name: str) -> bool:
-        """Check whether the table, tensors or file with this name is already in the folder, complete."""
+        """Check whether the folder has this table, tensors or file, complete."""
         return any(name in (file, Path(file).stem) for file in self._record["files"])
 
     def add_provenance(self, **facts: Any) -> None:
-        """Add facts to the run's provenance, which the next file that is written takes into run.json."""
+        """Add facts to the run's provenance; the next file that is written takes them into run.json."""
         self._record["provenance"] |= facts
 
     def read_or_make(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
@@ -97,31 +96,25 @@ class RunWriter:
         return frame
 
     def read(self, name: str, *, columns: Sequence[str] = ()) -> pd.DataFrame:
-        """Read the table NAME.parquet, which an earlier start of the run has written.
-
-        Raises:
-            RunError: it is damaged, or lacks one of the columns.
-        """
+        """Read the table NAME.parquet; RunError if it is damaged, or lacks one of the columns."""
         return read_columns(self.folder / f"{name}.parquet", columns, kind=self._record["kind"])
 
     def write_table(self, name: str, frame: pd.DataFrame) -> Path:
-        """Write a data frame to NAME.parquet, without its index, and return the path."""
+        """Write a data frame to NAME.parquet, without its index."""
         buffer = io.BytesIO()
         frame.to_parquet(buffer, index=False)
         return self.write_bytes(f"{name}.parquet", buffer.getvalue())
 
     def write_csv(self, name: str, frame: pd.DataFrame) -> Path:
-        """Write a data frame to NAME.csv, without its index, and return the path; nan is an empty cell.
+        """Write a data frame to NAME.csv, without its index; nan is an empty cell.
 
         Texts are written as they are, so that they are read back equal. A spreadsheet takes one that begins with "="
         for a formula: open such a file as text, or copy the table from the page, which escapes them.
         """
-        return self.write_bytes(
-            f"{name}.csv", frame.to_csv(index=False, lineterminator="\n").encode()
-        )
+        text = frame.to_csv(index=False, lineterminator="\n")
+        return self.write_bytes(f"{name}.csv", text.encode())
 
     def write_tensors(self, name: str, tensors: Mapping[str, np.ndarray]) -> Path:
-        """Write tensors, name -> array, to the file NAME.safetensors, and return its path."""
         contiguous = {key: np.ascontiguousarray(tensor) for key, tensor in tensors.items()}
         return self.write_bytes(f"{name}.safetensors", safetensors.numpy.save(contiguous))
 
@@ -130,11 +123,10 @@ class RunWriter:
         return self.write_text("findings.txt", "\n".join(said) + "\n")
 
     def write_text(self, filename: str, text: str) -> Path:
-        """Write a text file in UTF-8, list it in run.json, and return its path."""
         return self.write_bytes(filename, text.encode())
 
     def write_bytes(self, filename: str, payload: bytes) -> Path:
-        """Write bytes, such as an image, to a file, list it in run.json with size and hash, and return its path.
+        """Write bytes to a file, list it in run.json with size and hash, and return its path.
 
         run.json lists the file before it gets its name, so that every file of the run is known to be the run's.
 
@@ -151,7 +143,8 @@ class RunWriter:
             part.replace(path)
         except BaseException as error:
             files.pop(filename)
-            files |= {} if before is None else {filename: before}
+            if before is not None:
+                files[filename] = before
             part.unlink(missing_ok=True)
             if isinstance(error, OSError):
                 raise self._unwritten_error(path, error, size=len(payload)) from error
@@ -181,16 +174,16 @@ class RunWriter:
             _remove_intact_files(self.folder, self._record.pop("removes"))
 
     def plan_field(self) -> dict[str, str]:
-        """Return the hash of ``plan.json``, by which shards are told from those of another plan; {} without a plan."""
+        """Return the hash of ``plan.json``, which shards of one plan share; {} without a plan."""
         entry = self._record["files"].get("plan.json")
         return {} if entry is None else {"plan_sha256": entry["sha256"]}
 
     def refuse_other(self, folder: Path, record: Mapping[str, Any]) -> None:
-        """Refuse the shard in ``folder``, whose run.json is ``record``, if it is of another run than this one."""
+        """Refuse the shard in ``folder``, whose run.json is ``record``, if it is of another run."""
         _refuse_other_run(folder, earlier=record, record=self._record, compared=IDENTITY)
 
     def list_parts(self, names: Iterable[str]) -> None:
-        """Name the parts of the run, the files that it is computed in, so that run.json says how many are done."""
+        """Name the parts that the run is computed in, so that run.json says how many are done."""
         self._record["parts"] = list(names)
 
     def leave_unfinished(self) -> None:
@@ -198,7 +191,7 @@ class RunWriter:
         self._adding = True
 
     def clear(self, begins: str = "") -> None:
-        """Remove the run's files whose names begin with the text ``begins``; by default, all that run.json lists."""
+        """Remove the run's files whose names begin with a text."""
         files = self._record["files"]
         if not (held := [name for name in files if name.startswith(begins)]):
             return
@@ -223,44 +216,40 @@ class RunWriter:
             if error is not None:
                 _remove_empty_folders(self._made)
             if isinstance(error, KeyboardInterrupt) and (self._wrote or self._record["files"]):
-                where = self.folder
-                error.add_note(goes_on_note(where))
+                error.add_note(goes_on_note(self.folder))
 
     def _begin_record(self, *, overwrite: bool, reopen: bool) -> None:
-        """Begin run.json, or continue that of an earlier run in the folder.
+        """Begin run.json, or continue that of an earlier run in the folder; a finished one only to ``reopen`` it.
 
-        A finished run is continued only if ``reopen`` is true. If ``overwrite`` is, the new record keeps that of the
-        earlier run, whose files stay where they are until the new run writes its first one.
+        To ``overwrite`` it, the new record keeps that of the earlier run, whose files stay where they are until the new
+        run writes its first one.
         """
         for leftover in self.folder.glob(f".{PAGE_FILE}*{_PART}"):
             if is_regular_file(leftover):
                 leftover.unlink()
         if os.path.lexists(self.folder / RUN_FILE):
             self._continue_record(overwrite=overwrite, reopen=reopen)
-        expected = [
-            f"{name}{ending}" for name in self._record["expects"] for ending in _TABLE_ENDINGS
-        ]
+        expects = self._record["expects"]
+        expected = [f"{name}{ending}" for name in expects for ending in _TABLE_ENDINGS]
         refuse_foreign_files(self.folder, expected, written=self._record["written"])
         self._write_run_json()
 
     def _continue_record(self, *, overwrite: bool, reopen: bool) -> None:
-        """Take over what the folder's earlier run has written, or, if ``overwrite`` is true, begin to replace it."""
+        """Take over what the folder's earlier run has written, or begin to replace it."""
         raw, earlier = read_raw_run_json(self.folder), read_run_json(self.folder)
         written = list(earlier.get("written", earlier["files"]))
         for name in dict.fromkeys([RUN_FILE, *written, *earlier["files"]]):
             path = self.folder / name
             if os.path.lexists(path) and not is_regular_file(path):
-                found = (
-                    "a link" if path.is_symlink() else "a folder" if path.is_dir() else "no file"
-                )
+                found = "a folder" if path.is_dir() else "no file"
+                found = "a link" if path.is_symlink() else found
                 raise RunError(
                     f"{path} is {found}, where its run has a file; need the run as written. Move it away, or choose "
                     "another folder for the run."
                 )
         if "replaces" in raw:  # the run that began to replace it was killed before its first file
-            self._write(self.folder / RUN_FILE, _json_bytes(earlier)).replace(
-                self.folder / RUN_FILE
-            )
+            path = self.folder / RUN_FILE
+            self._write(path, _json_bytes(earlier)).replace(path)
         if not overwrite:
             compared = IDENTITY if self._recomputes else IDENTITY + CIRCUMSTANCE
             _refuse_other_run(
@@ -275,10 +264,9 @@ class RunWriter:
         _name_listed_files(self.folder, earlier["files"])
         for name in written:
             part_path(self.folder / name).unlink(missing_ok=True)
-        left = earlier.get("removes", {}).items()
-        _remove_intact_files(
-            self.folder, {name: entry for name, entry in left if name not in earlier["files"]}
-        )
+        left = earlier.get("removes", {})
+        left = {name: entry for name, entry in left.items() if name not in earlier["files"]}
+        _remove_intact_files(self.folder, left)
         self._earlier = earlier
         self._keep_earlier_circumstances(earlier["provenance"])
         self._record["started"] = earlier["started"]
@@ -289,16 +277,15 @@ class RunWriter:
         }
 
     def _keep_earlier_circumstances(self, earlier: Mapping[str, Any]) -> None:
-        """Note in the provenance, and in a warning, that the run goes on with other versions or elsewhere."""
+        """Note in the provenance, and warn, that the run goes on with other versions or elsewhere."""
         own = self._record["provenance"]
-        own["notes"] = [
-            *own.get("notes", ()),
-            *(one for one in earlier.get("notes", ()) if one.startswith(_GOES_ON)),
-        ]
+        kept = [one for one in earlier.get("notes", ()) if one.startswith(_GOES_ON)]
+        own["notes"] = [*own.get("notes", ()), *kept]
         if changed := {
             name: earlier.get(name) for name in CIRCUMSTANCE if earlier.get(name) != own.get(name)
         }:
-            said = f"{_GOES_ON}{json.dumps(changed)} on {json.dumps({name: own.get(name) for name in changed})}"
+            now = {name: own.get(name) for name in changed}
+            said = f"{_GOES_ON}{json.dumps(changed)} on {json.dumps(now)}"
             own["notes"].append(said)
             warnings.warn(f"{self.folder} {said}", stacklevel=6)
 
@@ -314,18 +301,12 @@ class RunWriter:
             return
         if error is None:
             self._begin_writing()
-        elif not self._record["written"]:
-            (self.folder / RUN_FILE).unlink(
-                missing_ok=True
-            )  # nothing was measured: leave nothing behind
+        elif not self._record["written"]:  # nothing was measured: leave nothing behind
+            (self.folder / RUN_FILE).unlink(missing_ok=True)
             return
-        status = (
-            "finished"
-            if error is None
-            else "interrupted"
-            if isinstance(error, KeyboardInterrupt)
-            else "failed"
-        )
+        status = "finished" if error is None else "failed"
+        if isinstance(error, KeyboardInterrupt):
+            status = "interrupted"
         self._record |= {"status": status, "ended": utc_now_text()}
         if status == "finished":
             self._record.pop("parts", None)
@@ -363,7 +344,7 @@ class RunWriter:
 
 
 _PART = ".sink_lens"
-"""Ending of the temporary name of a file that is being written; it begins with a dot."""
+"""Ending of the temporary name of a file that is being written."""
 
 
 def part_path(path: Path) -> Path:
@@ -373,10 +354,7 @@ def part_path(path: Path) -> Path:
 def write_part(path: Path, payload: bytes) -> Path:
     """Write bytes under the temporary name of ``path``, force them onto the disk, and return the name.
 
-    A link with that name is replaced, never followed.
-
-    Raises:
-        OSError: they cannot be written; nothing is left.
+    A link with that name is replaced, never followed. An OSError leaves nothing.
     """
     part = part_path(path)
     part.unlink(missing_ok=True)
@@ -392,11 +370,7 @@ def write_part(path: Path, payload: bytes) -> Path:
 
 
 def write_atomically(path: Path, payload: bytes) -> None:
-    """Write bytes to a file whole or not at all: under another name first, which is then renamed.
-
-    Raises:
-        OSError: the file cannot be written; an earlier file is still there.
-    """
+    """Write bytes to a file whole or not at all; after an OSError an earlier file is still there."""
     part = write_part(path, payload)
     try:
         part.replace(path)
@@ -444,7 +418,7 @@ def remove_run(folder: Path) -> None:
 
 
 def _remove_intact_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Remove those of a run's ``files`` that are what the run wrote; a file changed since may be somebody's own."""
+    """Remove those of a run's files that are as it wrote them; one changed since may be somebody's own."""
     for name, entry in files.items():
         path = folder / name
         if is_regular_file(path) and is_file_intact(path, entry):
@@ -452,7 +426,7 @@ def _remove_intact_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -
 
 
 def _name_listed_files(folder: Path, files: Mapping[str, Mapping[str, Any]]) -> None:
-    """Give the files that run.json lists their names, which a process that was killed had not given yet."""
+    """Name the files that run.json lists and that a process which was killed had not named yet."""
     for name, entry in files.items():
         part = part_path(folder / name)
         if is_regular_file(part) and is_file_intact(part, entry):
@@ -482,23 +456,23 @@ def create_run(
     replaced.
 
     Args:
-        folder: The run folder; it is created if it does not exist.
-        kind: Kind of run, such as "trace".
-        config: The whole configuration, as plain values.
-        provenance: What the run is made from: model, hashes, BOS condition, dtype, device, kernel, versions, seeds
-            and thresholds.
-        expects: Names of the files that a finished run of this kind has; `Run.missing` lists the absent ones.
-        overwrite: Replace the run that the folder holds, finished or not. Files that belong to no run stay.
-        reopen: Also continue an equal run that is already finished, for runs that can be added to.
-        recomputes: The run compares finished numbers with new ones before it goes on: other versions, another
-            device or kernel are a note then, and no reason to refuse.
-        patience: Seconds to wait for a folder that is in use, such as by a page that is drawn.
-        started: When the run began (``utc_now_text``), if it has measured before it writes; None is now.
+        folder: it is created if it does not exist.
+        kind: such as "trace".
+        config: the whole configuration, as plain values.
+        provenance: what the run is made from: model, hashes, BOS condition, dtype, device, kernel, versions, seeds and
+            thresholds.
+        expects: names of the files that a finished run of this kind has; `Run.missing` lists the absent ones.
+        overwrite: replace the run that the folder holds, finished or not. Files that belong to no run stay.
+        reopen: also continue an equal run that is already finished, for runs that can be added to.
+        recomputes: the run compares finished numbers with new ones before it goes on: other versions, another device or
+            kernel are a note then, and no reason to refuse.
+        patience: seconds to wait for a folder that is in use, such as by a page that is drawn.
+        started: when the run began (``utc_now_text``), if it has measured before it writes; None is now.
 
     Raises:
-        UndrawnError: The folder holds this exact run, finished but without its page.
-        RunError: The folder is in use; it holds a finished run, files that are no run, or an unfinished run
-            of another kind, configuration, inputs or software; or it cannot be written.
+        UndrawnError: the folder holds this exact run, finished but without its page.
+        RunError: the folder is in use; it holds a finished run, files that are no run, or an unfinished run of another
+            kind, configuration, inputs or software; or it cannot be written.
     """
     folder = Path(folder)
     check_file_name(folder, what="the folder of the run")
@@ -541,8 +515,7 @@ def create_run(
 def check_folder_free(folder: str | os.PathLike[str] | None, *, overwrite: bool) -> None:
     """Refuse a folder that no run can be written to, before anything is computed.
 
-    Raises:
-        RunError: it is a file, holds files but no run, or, without ``overwrite``, a finished run with its page.
+    It is a file, holds files but no run, or, without ``overwrite``, a finished run with its page.
     """
     if folder is None:
         return
@@ -572,9 +545,6 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
     """Open an existing run folder, under a lock, to add files that are made from it; use it in a `with` statement.
 
     The run's provenance and status stay as they are, whatever happens in the block.
-
-    Raises:
-        RunError: There is no run in the folder, its run.json is damaged, or it is in use.
     """
     folder = Path(folder)
     read_run_json(folder)
@@ -597,15 +567,9 @@ def add_to_run(folder: str | os.PathLike[str]) -> RunWriter:
 
 
 def refuse_file_of_run(path: Path, *, replaceable: Collection[str]) -> None:
-    """Refuse to write over a file that belongs to a run.
+    """Refuse to write over a file that belongs to a run: run.json, one that it lists, or one in its folder.
 
-    Args:
-        path: The file to be written.
-        replaceable: Suffixes of files that may be replaced in a run folder, unless run.json lists them.
-
-    Raises:
-        InputError: The file is run.json itself, is listed in run.json, or exists with another suffix; or the path
-            begins with ``~``.
+    Of the last, files with the suffixes ``replaceable`` may be replaced.
     """
     refuse_tilde(path, what="the name of the file")
     target = Path(os.path.realpath(path))  # resolve() raises at a loop of links
@@ -629,9 +593,8 @@ def _remove_empty_folders(folders: Sequence[Path]) -> None:
 
 
 def _release_and_remove_lock(lock: FileLock) -> None:
-    Path(lock.lock_file).unlink(
-        missing_ok=True
-    )  # under the lock: others that opened it see that it is gone
+    # under the lock: others that opened it see that it is gone
+    Path(lock.lock_file).unlink(missing_ok=True)
     lock.release()
 
 
@@ -653,10 +616,9 @@ def _refuse_other_run(
     compared: Sequence[str] = IDENTITY + CIRCUMSTANCE,
     reopen: bool = True,
 ) -> None:
-    """Refuse to continue the ``earlier`` run of a folder if it differs from the new run, whose run.json is ``record``.
+    """Refuse to continue the ``earlier`` run of a folder if configuration or ``compared`` provenance differ.
 
-    Configurations and the ``compared`` fields of the provenance must be equal. A finished run is refused too, unless
-    ``reopen`` is true.
+    A finished run is refused too, unless ``reopen`` is true.
     """
     undrawn = earlier["status"] == "finished" and not (folder / PAGE_FILE).exists()
     draw = f" Its page is missing; sink-lens report {folder} draws it." if undrawn else ""
@@ -671,9 +633,8 @@ def _refuse_other_run(
         text = _finished_run_message(folder, earlier) + draw
         raise UndrawnError(text, folder=folder) if undrawn and not others else RunError(text)
     if others:
-        listed = "; ".join(
-            f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others
-        )
+        each = (f"{name}: {there.get(name)} there, {here.get(name)} here" for name in others)
+        listed = "; ".join(each)
         raise RunError(
             f"{folder} holds a run that differs in {listed}. Repeat that one, choose another "
             "folder, or overwrite=True to replace it."
