@@ -1,9 +1,8 @@
 """Arguments of public functions: each is compared with the type in the signature before the function begins.
 
-``lazy.lazy_exports`` puts this around every function that a namespace such as ``sink_lens.measures`` gives, so that
-what a user calls is checked and what the package calls itself is not. beartype does the comparing; what it is told
-besides is that a number may be numpy's and is not nan, that a tensor has values, and that every item counts. What a
-function raises while it runs passes as it is.
+``lazy.lazy_exports`` puts this around every function that a namespace such as ``sink_lens.measures`` gives. beartype
+does the comparing; what it is told besides is that a number may be numpy's and is not nan, that a tensor has values,
+and that every item counts. What a function raises while it runs passes as it is.
 """
 
 import functools
@@ -29,7 +28,7 @@ _PLAIN = {
     type(None): "None",
 }
 _MOST_ITEMS = 10_000
-"""Items of a longer sequence are not looked at one by one."""
+"""Of a longer sequence the items are not looked at."""
 
 
 def check_calls(function: Callable[P, R], name: str = "") -> Callable[P, R]:
@@ -37,7 +36,6 @@ def check_calls(function: Callable[P, R], name: str = "") -> Callable[P, R]:
 
     It refuses wrong types, nan, fractions for whole numbers, tensors without values (on the device "meta"), tensors of
     another dtype or number of axes, and two sizes for one axis name. The function receives numpy's numbers as Python's.
-    ``name`` is the function's public one, if its definition has another.
     """
     from .signatures import refuse_left_out_options
 
@@ -76,10 +74,7 @@ def _python_number(value: Any) -> Any:
 def check_arguments(
     function: Callable[..., Any], given: Mapping[str, Any], *, name_of: str = ""
 ) -> None:
-    """Refuse arguments of other types than a function's signature names, and tensors that differ in a named axis.
-
-    ``given`` is name of a parameter -> argument, ``name_of`` the function's name in an error.
-    """
+    """Refuse arguments of other types than a function's signature names, and tensors that differ in a named axis."""
     hints, parameters = _type_hints(function), inspect.signature(function).parameters
     name_of = name_of or _public_name(function)
     for name, value in given.items():
@@ -107,10 +102,8 @@ def _axis_sizes(value: Any, hint: Any) -> Iterator[tuple[str, int]]:
         if (text := getattr(one, "dim_str", None)) is None or not is_of_type(value, one):
             continue
         names, shape = text.split(), value.shape
-        open_at = next(
-            (at for at, name in enumerate(names) if name == "..." or name.startswith("*")),
-            len(names),
-        )
+        ends_at = (at for at, name in enumerate(names) if name == "..." or name.startswith("*"))
+        open_at = next(ends_at, len(names))
         behind = len(names) - open_at - 1
         ends = [*zip(names[:open_at], shape, strict=False)]
         ends += zip(names[-behind:], shape[-behind:], strict=True) if behind > 0 else ()
@@ -136,7 +129,7 @@ def _type_hints(function: Callable[..., Any]) -> Mapping[str, Any]:
 
 
 def is_of_type(value: Any, hint: Any) -> bool:
-    """Check whether a value is of the type in a type hint; True if the hint cannot be checked."""
+    """Check whether a value is of a type; True if that cannot be checked."""
     from beartype.door import is_bearable
     from beartype.roar import BeartypeException
 
@@ -155,13 +148,11 @@ def _strict_hint(hint: Any) -> Any:
     if origin in (Union, types.UnionType):
         return Union[tuple(_strict_hint(one) for one in inner)]  # noqa: UP007  # made at run time
     if hint is bool:
-        return Annotated[
-            object, Is[lambda value: isinstance(value, bool) or type(value).__name__ == "bool"]
-        ]
+        fits = Is[lambda value: isinstance(value, bool) or type(value).__name__ == "bool"]
+        return Annotated[object, fits]
     if hint is int:
-        return Annotated[
-            Integral, Is[lambda value: not isinstance(value, bool) and not _exceeds_64_bits(value)]
-        ]
+        fits = Is[lambda value: not isinstance(value, bool) and not _exceeds_64_bits(value)]
+        return Annotated[Integral, fits]
     if hint is float:
         fits = Is[
             lambda value: (
@@ -175,22 +166,19 @@ def _strict_hint(hint: Any) -> Any:
         ]
         return Annotated[Mapping, fits]
     if origin is tuple and inner[-1] is not ...:
-        return Annotated[
-            Sequence,
-            Is[lambda value: len(value) == len(inner) and all(map(is_of_type, value, inner))],
-        ]
+        fits = Is[lambda value: len(value) == len(inner) and all(map(is_of_type, value, inner))]
+        return Annotated[Sequence, fits]
     if isinstance(origin, type) and issubclass(origin, Iterable) and origin not in (type, Callable):
         ordered = issubclass(origin, Sequence | Set)
-        return Annotated[
-            Iterable, Is[lambda value: _is_list_of_type(value, inner[:1], ordered=ordered)]
-        ]
+        fits = Is[lambda value: _is_list_of_type(value, inner[:1], ordered=ordered)]
+        return Annotated[Iterable, fits]
     if hasattr(hint, "dim_str"):
         return Annotated[hint, Is[lambda value: not _reason_without_values(value)]]
     return hint
 
 
 def _is_list_of_type(value: Any, of: Sequence[Any], *, ordered: bool) -> bool:
-    """Check whether a value is a list, array or other iterable whose items have the type ``of[0]``, if there is one.
+    """Check whether a value is a list, array or other iterable of the type ``of[0]``, if there is one.
 
     A text never is. A dict is, by its keys, unless the iterable must be ``ordered``.
     """
@@ -235,11 +223,9 @@ def _reason_without_values(value: Any) -> str:
     if getattr(value, "is_meta", False):
         return " on the device meta, which holds no values"
     layout = str(getattr(value, "layout", "torch.strided"))
-    return (
-        ""
-        if layout == "torch.strided"
-        else f" of the layout {layout}, which holds some of its values"
-    )
+    if layout == "torch.strided":
+        return ""
+    return f" of the layout {layout}, which holds some of its values"
 
 
 def _is_list_hint(hint: Any) -> bool:
@@ -254,9 +240,8 @@ def _is_list_hint(hint: Any) -> bool:
 def _type_in_words(hint: Any) -> str:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in (Union, types.UnionType):
-        single = " or ".join(
-            dict.fromkeys(_type_in_words(one) for one in inner if not _is_list_hint(one))
-        )
+        single = dict.fromkeys(_type_in_words(one) for one in inner if not _is_list_hint(one))
+        single = " or ".join(single)
         lists = [_type_in_words(one) for one in inner if _is_list_hint(one)]
         lists = ["a list of these" if one == f"a list, each {single}" else one for one in lists]
         return " or ".join(dict.fromkeys([*([single] if single else []), *lists]))

@@ -36,7 +36,7 @@ from .text import parse_ranges, safe_line
 
 C = TypeVar("C")
 _MOST_DOTS = 1_000
-"""Dots of a value that is read as TOML, whose parser needs the square of a name's parts."""
+"""Dots of a value that is read as TOML: the parser needs their square."""
 _MOST_FILE_BYTES, _MOST_FILE_DOTS = 10_000_000, 5_000
 """Size of a file of settings; dots in a TOML file."""
 _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text"}
@@ -45,10 +45,10 @@ _NEEDS = {int: "a whole number", float: "a number", bool: "true or false", str: 
 def make_config(
     kind: type[C], given: C | None, changes: Mapping[str, Any], *, where: str = ""
 ) -> C:
-    """Return a configuration of class ``kind``: ``given``, or the defaults if None, with the fields in ``changes``.
+    """Return a configuration: ``given``, or the defaults if None, with the fields in ``changes``.
 
-    An unknown field or a value of another type is refused. ``where`` is the place that the error names, such as a file;
-    by default it is the class. Lists become tuples.
+    An unknown field or a value of another type is refused; ``where`` is the place that the error names, by default the
+    class.
     """
     if given is not None and not isinstance(given, kind):
         raise InputError(f"config is a {type(given).__name__}; need a {kind.__name__}")
@@ -68,10 +68,7 @@ def make_config(
 
 
 def flatten_tables(kind: type, settings: Mapping[str, Any], *, where: str = "") -> dict[str, Any]:
-    """Return a TOML file's settings, with the entries of tables such as ``[tokens]`` moved to the top level.
-
-    An unknown entry is refused; ``where`` names the file in the error.
-    """
+    """Return a TOML file's settings, with the entries of tables such as ``[tokens]`` moved to the top level."""
     found = dict(settings)
     for field in fields(kind):
         keys, table = field.metadata.get("table"), found.get(field.name)
@@ -89,9 +86,9 @@ def refuse_unknown_names(
     where: str,
     options: Mapping[str, str] | None = None,
 ) -> None:
-    """Refuse a name in ``given`` that is not among the ``known`` names; the error gives the nearest known name.
+    """Refuse an unknown name; the error gives the nearest known one.
 
-    ``where`` is what has the names, as the error says it. ``options`` is wrong name that users try -> right name.
+    ``where`` is what has the names. ``options`` is wrong name that users try -> right name.
     """
     known, options = list(known), options or {}
     for name in given:
@@ -104,11 +101,7 @@ def refuse_unknown_names(
 
 
 def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
-    """Read the top-level table of a TOML or JSON file as a dict; errors say that the file holds ``what``.
-
-    Raises:
-        InputError: the file is missing, cannot be read, or holds no table.
-    """
+    """Read the top-level table of a TOML or JSON file; errors say that the file holds ``what``."""
     check_file_name(path, what="the name of the file")
     check_regular_file(path, what=f"the file of {what}")
     path = Path(path)
@@ -118,9 +111,8 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
                 f"it has {path.stat().st_size:,} bytes, and settings have at most {_MOST_FILE_BYTES:,}"
             )
         text = path.read_text(encoding="utf-8")
-        if (
-            path.suffix != ".json" and text.count(".") > _MOST_FILE_DOTS
-        ):  # parsing them would take minutes
+        # parsing them would take minutes
+        if path.suffix != ".json" and text.count(".") > _MOST_FILE_DOTS:
             raise ValueError(f"it has more than {_MOST_FILE_DOTS:,} dots")
         found = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
     except (OSError, ValueError, RecursionError) as error:
@@ -137,10 +129,10 @@ def read_settings(path: str | Path, *, what: str) -> dict[str, Any]:
 def parse_setting(text: str) -> tuple[str, Any]:
     """Split a text such as ``lr=3e-4`` into (name, value); the value is parsed as TOML, or stays a text."""
     name, _, value = (part.strip() for part in text.partition("="))
+    if value.count(".") >= _MOST_DOTS:
+        return name, value
     try:
-        return name, tomllib.loads(f"value = {value}")["value"] if value.count(
-            "."
-        ) < _MOST_DOTS else value
+        return name, tomllib.loads(f"value = {value}")["value"]
     except (tomllib.TOMLDecodeError, RecursionError):
         return name, value
 
@@ -148,7 +140,7 @@ def parse_setting(text: str) -> tuple[str, Any]:
 def convert_field_value(field: Field[Any], kind: Any, value: Any, *, name: str = "") -> Any:
     """Return a value for a field in the type ``kind``: a list, or a text such as ``0-3,7``, becomes a tuple.
 
-    A value of another type is refused; the error calls the field ``name``, or by its own name if that is empty.
+    A value of another type is refused; the error calls the field ``name`` if that is given.
     """
     name = name or field.name
     kind, optional = split_off_none(kind)
@@ -162,9 +154,8 @@ def convert_field_value(field: Field[Any], kind: Any, value: Any, *, name: str =
             value = [f"{key}={one}" for key, one in value.items()]
         if isinstance(value, str):
             return _parse_list(value, item, field.metadata.get("written", ""), name=name)
-        if (
-            not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0
-        ):  # an array of one number is no list
+        # an array of one number is no list
+        if not isinstance(value, Iterable) or getattr(value, "ndim", 1) == 0:
             raise InputError(f"{name} is {safe_line(repr(value), limit=200)}; need a list")
         return tuple(_convert_single_value(name, one, item) for one in value)
     return _convert_single_value(name, value, kind)
@@ -179,7 +170,7 @@ def split_off_none(kind: Any) -> tuple[Any, bool]:
 
 
 def allowed_texts(kind: Any) -> tuple[str, ...]:
-    """Return the texts that a field of this type, or each item of its list, may have; () if any text is allowed."""
+    """Return the texts that a field of this type, or each item of its list, may have; () is any text."""
     kind, _ = split_off_none(kind)
     item = get_args(kind)[0] if get_origin(kind) is tuple else kind
     return get_args(item) if get_origin(item) is Literal else ()
@@ -189,16 +180,13 @@ def check_field_types(config: Any) -> None:
     """Refuse a configuration with a value that its field's type does not allow; turn its lists into tuples."""
     for field in fields(config):
         if "file_only" not in field.metadata:
-            object.__setattr__(
-                config,
-                field.name,
-                convert_field_value(field, field.type, getattr(config, field.name)),
-            )
+            value = convert_field_value(field, field.type, getattr(config, field.name))
+            object.__setattr__(config, field.name, value)
     check_seeds({field.name: getattr(config, field.name) for field in fields(config)})
 
 
 def check_at_most(config: Any, most: float, *names: str) -> None:
-    """Refuse a configuration whose fields ``names`` have a number above ``most``; None and unknown names pass."""
+    """Refuse a number above ``most`` in one of these fields; None and unknown names pass."""
     for name in names:
         value = getattr(config, name, None)
         if value is not None and value > most:
@@ -206,7 +194,7 @@ def check_at_most(config: Any, most: float, *names: str) -> None:
 
 
 def check_at_least(config: Any, least: float, *names: str) -> None:
-    """Refuse a configuration whose fields ``names`` have a number below ``least``; None and unknown names pass."""
+    """Refuse a number below ``least`` in one of these fields; None and unknown names pass."""
     for name in names:
         value = getattr(config, name, None)
         if value is not None and not value >= least:
@@ -214,7 +202,7 @@ def check_at_least(config: Any, least: float, *names: str) -> None:
 
 
 def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
-    """Refuse fields among ``names`` that were set but have no effect in this run; only ``reader`` would read them."""
+    """Refuse fields that were set but have no effect in this run; only ``reader`` would read them."""
     for field in fields(config):
         if field.name in names and getattr(config, field.name) != field.default:
             value = safe_line(repr(getattr(config, field.name)), limit=200)
@@ -224,16 +212,14 @@ def refuse_unread_fields(config: Any, *names: str, reader: str) -> None:
 
 
 def _parse_list(text: str, item: Any, how: str, *, name: str) -> tuple[Any, ...]:
-    """Parse a text such as ``0-3,7`` (``how`` is ranges) or ``1,2.5`` (commas) into a tuple of the type ``item``."""
+    """Parse a text such as ``0-3,7`` (ranges) or ``1,2.5`` (commas) into a tuple of the type ``item``."""
     if how == "ranges":
         return tuple(parse_ranges(text, name=name))
     if how != "commas":
         raise InputError(f"{name} is {text!r}; need a list")
-    pieces = [
-        piece.strip()
-        for piece in text.split(",")
-        if piece.strip() or (item is str and text.strip())
-    ]
+    pieces = [piece.strip() for piece in text.split(",")]
+    if item is not str or not text.strip():
+        pieces = [piece for piece in pieces if piece]
     try:
         return tuple(item(piece) for piece in pieces)
     except ValueError:

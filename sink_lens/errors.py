@@ -46,15 +46,13 @@ class UndrawnError(RunError):
     def __init__(self, message: str, *, folder: Path) -> None:
         super().__init__(message)
         self.folder = folder
-        """Folder of the finished run, of which only the page is missing."""
 
 
 @contextmanager
 def note_whose_function_failed(whose: str, *, given: Iterable[Any] = ()) -> Iterator[None]:
     """Within the block, add to an error the note that it was raised in ``whose`` code, such as "the metric 'm'".
 
-    Raises:
-        InputError: the code changed one of the tensors in ``given`` in place.
+    Code that changes one of the tensors in ``given`` in place is refused.
     """
     read = [(one, one._version) for one in given if not one.is_inference()]
     try:
@@ -69,10 +67,10 @@ def note_whose_function_failed(whose: str, *, given: Iterable[Any] = ()) -> Iter
 
 
 def is_panic(error: BaseException) -> bool:
-    """Check whether an error is a panic of a library in Rust, such as tokenizers; it is no ``Exception``."""
+    """Check whether an error is a panic of a library in Rust; it is no ``Exception``."""
     return type(error).__name__ == "PanicException"
 
 
 def first_line_of_error(error: BaseException) -> str:
-    """Return the first line of an error's message, or the error's type if it has no message."""
+    """Return the first line of an error's message, or its type."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -41,9 +41,8 @@ _TOKENS_A_FORWARD = 1024
 _COPIES = 3
 """Copies of what a layer computes that a forward pass holds at a time."""
 _COPIES_OF_LOGITS = 1.3
-"""The same of its logits; the greatest of each row is one more number."""
+"""The greatest of each row is one more number."""
 _PRODUCTS = 4
-"""Products that are timed, of which the fastest counts."""
 _OF_A_PARAMETER, _OF_A_TOKEN = 2_000, 10_000_000
 """Operations that take as long as a parameter's or a token's share in the conversion of a GGUF file: files of 0.13B,
 0.27B and 1.5B parameters with 49,152 to 262,144 tokens, in Q4_1, Q4_K_M and Q8_0, are within a third."""
@@ -57,45 +56,43 @@ _ROWS_OF_READING = 64
 _GPU_FILES = ("nvidia", "nvhost", "nvgpu", "nvmap", "dxg", "kfd")
 """How the names of the files begin that Linux has for GPUs of NVIDIA (Jetson and Windows' subsystem too) and AMD."""
 _OVERHEAD = 400.0
-"""The time of a pass over that of its products of matrices alone is 1 and this over the width of the stream, since what
-is no product goes with the width and products with its square: 1.5 to 2.0 in forward passes of SmolLM2-135M (576), 1.4
-at 0.5B (896), 1.1 at 1.5B (1,536)."""
+"""The time of a pass over that of its products of matrices alone is 1 and this over the width of the stream: 1.5 to 2.0
+in forward passes of SmolLM2-135M (576), 1.4 at 0.5B (896), 1.1 at 1.5B (1,536)."""
 _TIMED_TOKENS, _TIMED_SEQUENCES = 2048, 8
 """Most tokens of the forward pass that is timed, and on a CPU most sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCount:
-    """Forward and backward passes that one part of a run needs, with their number of tokens."""
+    """Passes that one part of a run needs, with their number of tokens."""
 
     name: str = ""
-    """What the part is called; a run of one part needs no name."""
+    """A run of one part needs no name."""
     forwards: float = 1.0
     backwards: float = 0.0
     """Forward passes that a backward pass follows."""
     tokens: int
-    """Tokens of one pass."""
+    """Of one pass."""
     slowness: float = 1.0
     """Time of a pass, relative to a plain one: a pass that measures takes longer."""
     rows: int | None = None
     """Tokens of a forward pass, if they are few: each takes longer then."""
     only_if: str = ""
-    """What must be so for these passes to be made, such as "the model has a sink"; empty if they always are."""
+    """What must be so for these passes to be made, such as "the model has a sink"."""
 
     @property
     def n_forwards(self) -> float:
-        """Number of forward passes; a backward pass counts as three, its forward pass included."""
+        """A backward pass counts as three, its forward pass included."""
         return self.forwards + BACKWARD * self.backwards
 
     @property
     def total_tokens(self) -> int:
-        """Number of tokens in all these passes; the tokens of a backward pass count three times."""
         return round(self.n_forwards * self.tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassCounts:
-    """The passes that a run makes through its model, from which its cost is estimated."""
+    """The passes of a run through its model, from which its cost is estimated."""
 
     parts: tuple[PassCount, ...]
     sequences: int
@@ -110,9 +107,9 @@ class PassCounts:
     apart: str = ""
     """What the time leaves out."""
     memory: str = ""
-    """What is added to the row on memory."""
+    """Stands behind the row on memory."""
     refusal: str = ""
-    """What to do if memory is short and the run would be refused; empty if it would begin in any case."""
+    """What to do if memory is short and the run would be refused."""
     unit: str = "sequence"
     each: str = ""
     """What one of the passes is called, if its time is said too."""
@@ -121,7 +118,7 @@ class PassCounts:
     others: tuple[str, ...] = ()
     """Other models that are read in the same passes."""
     unembeds: bool = True
-    """False if no logits are computed."""
+    """Logits are computed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,10 +129,10 @@ class Sizes:
     files: Path | None = None
     """Its folder or GGUF file."""
     lens: "LensModel | None" = None
-    """The model itself, if it had to be loaded."""
+    """If it had to be loaded."""
 
     def tokenizer(self) -> "PreTrainedTokenizerBase | None":
-        """Return the model's tokenizer; None if it has none, or if the tokenizer's file is missing."""
+        """Return the model's tokenizer; None if it has none, or no file of it."""
         if self.lens is not None:
             return self.lens.tokenizer
         return None if self.files is None else read_tokenizer(self.files)
@@ -149,7 +146,7 @@ class Sizes:
 
 
 CountPasses = Callable[[Any, Sizes], PassCounts | None]
-"""A kind's function: from its configuration and the model's sizes to its passes; None if it takes the model itself."""
+"""From a kind's configuration and the model's sizes to its passes; None if it takes the model itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,17 +158,16 @@ class Cost:
     passes: PassCounts
     seconds_per_token: float
     bytes_weights: int
-    """The weights of the models, with those of a second model of the same size."""
+    """With those of a second model of the same size."""
     bytes_peak: int
-    """Peak memory of the process."""
     source: str
     """What the time comes from."""
     hints: str = ""
     """What is said about the weights' type."""
     before: str = ""
-    """The conversion of GGUF files, which comes before the first pass; empty if there is none."""
+    """The conversion of GGUF files, which comes before the first pass."""
     seconds_around: float = 0.0
-    """Seconds of loading, tables and the page; 0 if they are not estimated."""
+    """Loading, tables and the page; 0 if they are not estimated."""
 
     def seconds_of(self, part: PassCount) -> float:
         few = 1.0 if part.rows is None else 1 + _ROWS_OF_READING / part.rows
@@ -183,10 +179,9 @@ class Cost:
 
 
 def estimate_cost(config: Any, passes: CountPasses) -> Cost:
-    """Estimate the cost of a run with this configuration; ``passes`` counts its passes from a model's sizes.
+    """Estimate the cost of a run; ``passes`` counts its passes from a model's sizes.
 
-    Raises:
-        ModelError, InputError, KernelError: the run itself would raise this error before it measures.
+    Errors are those of the run itself before it measures.
     """
     if not getattr(config, "device_map", None) and not _runs_on_gpu(config.device):
         sizes = _read_sizes(config.model)
@@ -221,6 +216,9 @@ def _estimate_from_sizes(config: Any, asked: PassCounts, models: Sequence[Sizes]
         for header in found
     ]
     path, n_weights = models[0].files, sum(header.n_body + header.n_vocab for header in found)
+    own = f"; the weights take {size_text(stored)} in the checkpoint's own type (dtype='auto')"
+    converted = dict.fromkeys(filter(None, map(_gguf_conversion_sentence, models)))
+    around = _OF_A_RUN + _OF_LOADING * (1 + bool(asked.twin)) * n_weights
     return Cost(
         model=path.name if path and path.suffix == ".gguf" else config.model,
         device="the CPU",
@@ -229,14 +227,9 @@ def _estimate_from_sizes(config: Any, asked: PassCounts, models: Sequence[Sizes]
         bytes_weights=weights + asked.twin,
         bytes_peak=LIBRARIES + weights + asked.bytes,
         source=_BY_HEADER,
-        hints=f"; the weights take {size_text(stored)} in the checkpoint's own type (dtype='auto')"
-        if is_wider
-        else "",
-        before="; ".join(
-            {said: None for one in models if (said := _gguf_conversion_sentence(one))}
-        ),
-        seconds_around=(_OF_A_RUN + _OF_LOADING * (1 + bool(asked.twin)) * n_weights)
-        / measure_operations_per_second(),
+        hints=own if is_wider else "",
+        before="; ".join(converted),
+        seconds_around=around / measure_operations_per_second(),
     )
 
 
@@ -255,9 +248,8 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
     models = [lens, *(load_model(replace(config, model=name)) for name in asked.others)]
     few = [part.rows for part in asked.parts if part.rows]
     wanted = min(few) if few else min(_TIMED_TOKENS, max(part.total_tokens for part in asked.parts))
-    asked = replace(
-        asked, parts=tuple(replace(part, rows=None) for part in asked.parts)
-    )  # their passes are timed
+    parts = tuple(replace(part, rows=None) for part in asked.parts)  # their passes are timed
+    asked = replace(asked, parts=parts)
     most = _TIMED_SEQUENCES if lens.device.type == "cpu" else _TIMED_TOKENS
     batch = random_tokens(
         lens.tokenizer,
@@ -289,16 +281,21 @@ def _header_of_model(lens: "LensModel") -> Header:
     weights = {id(one): one for one in lens.plain.parameters()}.values()
     n_weights, n_vocab = sum(one.numel() for one in weights), lens.d_vocab * lens.d_model
     ends = sum(tuple(one.shape) == (lens.d_vocab, lens.d_model) for one in weights)
+    same = (
+        "n_layers",
+        "n_heads",
+        "n_kv_heads",
+        "d_model",
+        "d_head",
+        "d_mlp",
+        "n_context",
+        "d_vocab",
+    )
     return Header(
-        **{
-            name: getattr(lens, name)
-            for name in ("n_layers", "n_heads", "n_kv_heads", "d_model", "d_head", "d_mlp")
-        },
-        n_context=lens.n_context,
+        **{name: getattr(lens, name) for name in same},
         n_body=max(0, n_weights - ends * n_vocab),
         n_vocab=n_vocab,
         n_weights=n_weights,
-        d_vocab=lens.d_vocab,
         has_tokenizer=lens.tokenizer is not None,
         architecture=lens.family.architecture,
     )
@@ -335,13 +332,12 @@ def cost_table(cost: Cost) -> RenderableType:
         f", and {about_duration_text(seconds)} more if {what}"
         for what, seconds in depending.items()
     )
-    around = (
-        f", with {duration_text(cost.seconds_around)} for {_AROUND}" if cost.seconds_around else ""
-    )
+    around = ""
+    if cost.seconds_around:
+        around = f", with {duration_text(cost.seconds_around)} for {_AROUND}"
     left = ", ".join(filter(None, ["" if around else _AROUND, asked.apart]))
-    rows["time"] = f"{sure}{more}{around}, from {cost.source}" + f"; not included: {left}" * bool(
-        left
-    )
+    rows["time"] = f"{sure}{more}{around}, from {cost.source}"
+    rows["time"] += f"; not included: {left}" if left else ""
     weights = f"of which {size_text(cost.bytes_weights)} are weights{asked.memory}{cost.hints}"
     rows["memory"] = f"about {size_text(cost.bytes_peak)} at its peak, with libraries, {weights}"
     if asked.refusal and cost.bytes_peak > (free := free_bytes()):
@@ -359,7 +355,7 @@ def cost_table(cost: Cost) -> RenderableType:
 def time_call(
     piece: Callable[[], object], *, device: "torch.device | str", warm_up: int = 0
 ) -> float:
-    """Return the seconds that a call of ``piece`` takes on the device, after ``warm_up`` calls that are not timed."""
+    """Return the seconds that a call of ``piece`` takes, after ``warm_up`` calls that are not timed."""
     for _ in range(warm_up):
         piece()
     begun = _read_synchronised_clock(device)
@@ -376,17 +372,16 @@ def _read_synchronised_clock(device: "torch.device | str") -> float:
 
 
 def measure_operations_per_second() -> float:
-    """Measure operations per second of the CPU in a matrix product of a usual size; takes half a second."""
+    """Measure operations per second of the CPU in a matrix product; takes half a second."""
     rows, width = 512, 2048
     a, b = np.ones((rows, width), dtype=np.float32), np.ones((width, width), dtype=np.float32)
-    fastest = min(
-        timeit.repeat(lambda: a @ b, number=1, repeat=_PRODUCTS + 1)[1:]
-    )  # others may run beside it
+    # others may run beside it
+    fastest = min(timeit.repeat(lambda: a @ b, number=1, repeat=_PRODUCTS + 1)[1:])
     return 2 * rows * width**2 / fastest
 
 
 def seconds_per_token(n_weights: int, *, slowness: float) -> float:
-    """Estimate the seconds of a forward pass on the CPU for each token, for a model with ``n_weights`` weights.
+    """Estimate the seconds of a forward pass on the CPU for each token.
 
     ``slowness`` is the time of a pass divided by the time of its matrix products alone. The estimate is too low for
     models of a few million parameters, since Python takes most of their time, and for sequences of several thousand
@@ -396,33 +391,25 @@ def seconds_per_token(n_weights: int, *, slowness: float) -> float:
 
 
 def max_n_tokens(texts: Sequence[str]) -> int:
-    """Return a number of tokens that none of these texts exceeds with any tokenizer, special tokens included."""
+    """Return a number of tokens that none of these texts exceeds with any tokenizer, with special tokens."""
     return 8 + 2 * max((len(text.encode()) for text in texts), default=0)
 
 
 def forward_activation_bytes(header: Header, *, tokens: int) -> int:
-    """Estimate the bytes that a forward pass of so many tokens needs beside the weights: one layer and the logits."""
+    """Estimate the bytes that a forward pass needs beside the weights: one layer and the logits."""
     held = min(tokens, _TOKENS_A_FORWARD)
-    return round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab) + layer_activation_bytes(
-        header, tokens=held
-    )
+    logits = round(_COPIES_OF_LOGITS * 4 * held * header.d_vocab)
+    return logits + layer_activation_bytes(header, tokens=held)
 
 
 def layer_activation_bytes(header: Header, *, tokens: int) -> int:
-    """Estimate the bytes of one layer's activations for so many tokens, from the model's sizes in ``header``."""
-    return (
-        _COPIES
-        * 4
-        * tokens
-        * 2
-        * header.n_body
-        * header.d_vocab
-        // (header.n_layers * header.n_vocab)
-    )
+    """Estimate the bytes of one layer's activations."""
+    size = 2 * header.n_body * header.d_vocab
+    return 4 * _COPIES * tokens * size // (header.n_layers * header.n_vocab)
 
 
 def _runs_on_gpu(device: str | None) -> bool:
-    """Check whether a model loaded with this ``device`` setting runs on a GPU; None takes a GPU if there is one."""
+    """Check whether a model loaded with this setting runs on a GPU; None takes a GPU if there is one."""
     if device is not None:
         return device.partition(":")[0] != "cpu"
     if "torch" not in sys.modules and sys.platform == "linux":

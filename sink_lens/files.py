@@ -9,11 +9,11 @@ from typing import Any
 from .errors import InputError
 
 _LONGEST_NAME, _LONGEST_PATH = 255, 4000
-"""Longest file name, in bytes, that file systems accept."""
+"""In bytes."""
 
 
 def check_file_name(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse a path that is too long or has a character that no file name can have; ``what`` names it in the error."""
+    """Refuse a path that is too long or has a character that no file name can have; the error calls it ``what``."""
     text = os.fspath(path)
     try:
         size = len(text.encode())
@@ -34,7 +34,7 @@ def check_file_name(path: str | os.PathLike[str], *, what: str) -> None:
 
 
 def check_regular_file(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse a path that is no regular file, since reading a pipe or a device might never end; ``what`` names it."""
+    """Refuse a path that is no regular file, since reading a pipe or a device might never end."""
     path = Path(path)
     if path.exists() and not (path.is_file() or path.is_dir()):
         found = "named pipe" if path.is_fifo() else "device or a socket"
@@ -45,15 +45,14 @@ def check_regular_file(path: str | os.PathLike[str], *, what: str) -> None:
 
 def refuse_pipes_in(folder: Path) -> None:
     """Refuse a folder that holds a named pipe, since reading one would wait for ever."""
-    with contextlib.suppress(
-        OSError
-    ):  # a folder that cannot be read is refused with its reason later
+    # a folder that cannot be read is refused with its reason later
+    with contextlib.suppress(OSError):
         for file in folder.iterdir():
             check_regular_file(file, what=f"a file of the model {folder.name}")
 
 
 def refuse_tilde(path: str | os.PathLike[str], *, what: str) -> None:
-    """Refuse a path that begins with ``~``, which only a shell reads as the home folder; ``what`` names it."""
+    """Refuse a path that begins with ``~``, which only a shell reads as the home folder."""
     text = os.fspath(path)
     if text.startswith("~"):
         raise InputError(
@@ -67,11 +66,7 @@ def is_plain_file_name(name: str) -> bool:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse a JSON text and return its value.
-
-    Raises:
-        ValueError: the text is no JSON, or is nested too deep.
-    """
+    """Parse a JSON text; ValueError if it is none, or is nested too deep."""
     try:
         return json.loads(text)
     except RecursionError as error:

@@ -1,6 +1,6 @@
 """The kinds of run: from one object each come its command, its options and help, its tables, its page and its estimate.
 
-Somebody's own package adds a kind by the entry point ``sink_lens.kinds``, which names a ``RunKind``.
+Another package adds a kind by the entry point ``sink_lens.kinds``, which names a ``RunKind``.
 """
 
 import functools
@@ -14,13 +14,12 @@ from .errors import InputError
 ROOMS = ("chain", "studies", "patching", "circuits", "sweeps", "training", "identity")
 """Packages of ``sink_lens`` with kinds of run, in the order of ``--help``; each lists its own in ``kinds.py``."""
 GROUP = "sink_lens.kinds"
-"""Entry points of other packages, each with the name of its kind."""
 FRAME = {
     "notebook": "sink_lens.report.notebook:notebook_html",
     "page": "sink_lens.report.html:render",
     "first_figure": "sink_lens.report.pages:first_figure",
 }
-"""The functions that show a result of any kind, as texts ``module:name``; they stand above what is shown."""
+"""The functions that show a result of any kind; they stand above what is shown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

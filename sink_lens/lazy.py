@@ -1,7 +1,7 @@
 """Names that are imported when they are first used, so that importing a package loads nothing.
 
-A package's public names stand in the stub beside its ``__init__.py``, where type checkers read them too. lazy_loader
-reads stubs as well, but knows no renamed import and none from a sister package, and checks no arguments.
+A package's public names stand in the stub beside its ``__init__.py``. lazy_loader reads stubs as well, but knows no
+renamed import and none from a sister package, and checks no arguments.
 """
 
 import ast

@@ -16,8 +16,7 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 def plain_mode() -> Iterator[None]:
     """Within the block, switch autocast and inference mode off for this thread; gradients stay off where they were off.
 
-    The default dtype of new tensors is left alone, since it belongs to the whole process and other threads may rely on
-    it. So code in the block names the dtype of each tensor that it makes.
+    The default dtype belongs to the whole process, so code in the block names the dtype of each tensor that it makes.
     """
     if (torch := sys.modules.get("torch")) is None:  # nothing is measured yet
         yield
@@ -37,7 +36,7 @@ def plain_mode() -> Iterator[None]:
 def disable_settings(settings: list[dict[str, Any]], *names: str) -> Iterator[None]:
     """Within the block, switch off the attributes with these names: True becomes False, and other values None.
 
-    ``settings`` holds the attributes of each module, as ``vars`` gives them.
+    ``settings`` are modules' ``vars``.
     """
     changed = [(own, name, own[name]) for name in names for own in settings if own.get(name)]
     for own, name, before in changed:

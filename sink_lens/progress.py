@@ -15,7 +15,6 @@ DELAY = 1.0
 SHORT = 5.0
 """A bar that took fewer seconds leaves no line."""
 BAR = "{desc}: {n_fmt} of {total_fmt}, {remaining} left"
-"""The format of a progress bar: how many are done, of how many, and the time left."""
 Item = TypeVar("Item")
 
 
@@ -58,9 +57,8 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
 
     def _show_in_notebook(self, text: str) -> None:
         if self._line is None:
-            display = sys.modules[
-                "IPython.display"
-            ].display  # a kernel has it; where there is none, nobody needs it
+            # a kernel has it; where there is none, nobody needs it
+            display = sys.modules["IPython.display"].display
             self._line = display({"text/plain": text}, raw=True, display_id=True)
         else:
             self._line.update({"text/plain": text}, raw=True)
@@ -80,7 +78,6 @@ if hasattr(os, "register_at_fork"):
 
 
 def progress_bar(items: Sequence[Item], *, label: str, progress: bool) -> Iterable[Item]:
-    """Iterate over ``items``, with a bar named ``label`` that counts them if ``progress``."""
     return tqdm(items, desc=label, bar_format=BAR, disable=not progress, leave=False)
 
 

@@ -1,9 +1,8 @@
 """Signatures of public functions whose options are the fields of a configuration.
 
 ``takes`` marks such a function, whose own definition passes the options on as ``**fields``. What a user calls has each
-option as a keyword-only parameter with its type and default, and each field's docstring in its own: ``show_options``
-writes both when ``lazy.lazy_exports`` first gives the function. ``tools/stubs.py`` writes the same into the stubs
-beside the packages, which editors and type checkers read. An edit's ``**where`` is spelled out likewise.
+option as a keyword-only parameter with its type and default, and each field's docstring in its own. ``tools/stubs.py``
+writes the same into the stubs beside the packages. An edit's ``**where`` is spelled out likewise.
 """
 
 import ast
@@ -33,7 +32,6 @@ F = TypeVar("F", bound=Callable[..., Any])
 LOADING = ("device", "dtype", "device_map", "max_memory", "revision")
 """Options that in Python only ``load`` takes."""
 _LINE = 100
-"""Columns of a docstring's lines."""
 
 
 class Taken(NamedTuple):
@@ -45,7 +43,7 @@ class Taken(NamedTuple):
     returns: str = ""
     """The class of the result, if the definition names another."""
     table: Callable[[], Any] | None = None
-    """Gives the description of the table that is the result's ``frame``."""
+    """Describes the result's ``frame``, whose columns the docstring then says."""
 
 
 def takes(
@@ -58,9 +56,8 @@ def takes(
 ) -> Callable[[F], F]:
     """Mark a function whose ``**fields`` are those of ``config``, less those in ``leave_out`` and its own parameters.
 
-    The model and the options of loading it are left out too, unless the function ``loads`` models itself, one after
-    another. ``returns`` names the class of the result, if the definition names another, and ``table`` gives the
-    description of its ``frame``, whose columns the docstring then says.
+    The model and the options of loading it are left out too, unless the function ``loads`` models itself. ``returns``
+    and ``table`` are as in ``Taken``.
     """
     hidden = frozenset(leave_out) | (frozenset() if loads else {"model", *LOADING})
 
@@ -84,7 +81,7 @@ class TypeText(str):
 
 
 def show_options(shown: Callable[..., Any], function: Callable[..., Any]) -> None:
-    """Give ``shown``, which calls ``function``, the signature and docstring with all options, if it takes any."""
+    """Give ``shown``, which calls ``function``, the signature and docstring with all options."""
     if (taken := taken_options(function)) is not None:
         shown.__signature__ = full_signature(function, taken)  # type: ignore[attr-defined]
         shown.__doc__ = full_docstring(function, taken)
@@ -93,7 +90,7 @@ def show_options(shown: Callable[..., Any], function: Callable[..., Any]) -> Non
 def refuse_left_out_options(
     function: Callable[..., Any], given: Collection[str], *, name_of: str
 ) -> None:
-    """Raise InputError for an option that the function ``name_of`` leaves out, such as those of ``load``."""
+    """Refuse an option that the function leaves out, such as those of ``load``."""
     if (taken := taken_options(function)) is None:
         return
     own = inspect.signature(function).parameters
@@ -138,11 +135,8 @@ def full_signature(function: Callable[..., Any], taken: Taken) -> inspect.Signat
 
 
 def _option_types(taken: Taken, own: Collection[str]) -> dict[str, tuple[TypeText, Any]]:
-    from dataclasses import (
-        MISSING,
-        fields,
-        is_dataclass,
-    )  # late, like textwrap: `import sink_lens` is quick
+    # late, like textwrap: `import sink_lens` is quick
+    from dataclasses import MISSING, fields, is_dataclass
 
     hidden = taken.leave_out.union(own)
     if not is_dataclass(taken.of):
@@ -156,9 +150,9 @@ def _option_types(taken: Taken, own: Collection[str]) -> dict[str, tuple[TypeTex
     found = {}
     for field in fields(taken.of):
         if field.name not in hidden:
-            made = (
-                field.default_factory() if field.default_factory is not MISSING else field.default
-            )
+            made = field.default
+            if field.default_factory is not MISSING:
+                made = field.default_factory()
             text = _field_type_text(field.type, field.metadata, optional=made is None)
             found[field.name] = (TypeText(text), made)
     return found
@@ -172,13 +166,8 @@ def _field_type_text(kind: Any, metadata: Mapping[str, Any], *, optional: bool) 
         text = f"Mapping[str, Any] | {text}" if written == "pairs" else f"{text} | str"
     if metadata.get("metavar", "") in ("FILE", "FOLDER", "PATH", "DIR"):
         text = f"{text} | Path"
-    kinds = dict.fromkeys(text.split(" | "))
-    return " | ".join(
-        [
-            *(one for one in kinds if one != "None"),
-            *(["None"] if "None" in kinds or optional else []),
-        ]
-    )
+    kinds = [one for one in dict.fromkeys(text.split(" | ")) if one != "None"]
+    return " | ".join([*kinds, "None"] if optional or "None" in text.split(" | ") else kinds)
 
 
 def _type_text(hint: Any) -> str:
@@ -187,22 +176,15 @@ def _type_text(hint: Any) -> str:
     if origin in (Union, types.UnionType):
         return " | ".join(map(_type_text, inner))
     if origin is Literal:
-        return f"Literal[{', '.join(map(_literal, inner))}]"
+        inner = [f'"{one}"' if isinstance(one, str) else repr(one) for one in inner]
+        return f"Literal[{', '.join(inner)}]"
     if origin is tuple and inner[-1] is ...:
         return f"Iterable[{_type_text(inner[0])}]"
     if origin is not None:
         return f"{origin.__name__}[{', '.join(map(_type_text, inner))}]"
-    return (
-        "None"
-        if hint in (None, type(None))
-        else "Any"
-        if hint is Any
-        else getattr(hint, "__name__", str(hint))
-    )
-
-
-def _literal(value: Any) -> str:
-    return f'"{value}"' if isinstance(value, str) else repr(value)
+    if hint in (None, type(None)):
+        return "None"
+    return "Any" if hint is Any else getattr(hint, "__name__", str(hint))
 
 
 def full_docstring(function: Callable[..., Any], taken: Taken) -> str:
@@ -210,7 +192,9 @@ def full_docstring(function: Callable[..., Any], taken: Taken) -> str:
     lines = inspect.cleandoc(function.__doc__ or "").split("\n")
     names = _option_types(taken, inspect.signature(function).parameters)
     docs = field_docs(taken.of)
-    added = [line for name in names if name in docs for line in _argument_lines(name, docs[name])]
+    added = []
+    for name in [name for name in names if name in docs]:
+        added += _wrapped(f"{name}: {docs[name]}", first="    ", rest=" " * 8)
     at = next((number for number, line in enumerate(lines) if line.startswith("    **")), None)
     if at is not None:
         end = next(
@@ -231,16 +215,11 @@ def full_docstring(function: Callable[..., Any], taken: Taken) -> str:
     return "\n".join(lines)
 
 
-def _argument_lines(name: str, text: str) -> list[str]:
-    return _wrapped(f"{name}: {text}", first="    ", rest=" " * 8)
-
-
 def _wrapped(text: str, *, first: str, rest: str) -> list[str]:
     import textwrap
 
-    text = re.sub(
-        r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), text
-    )  # options, as Python names them
+    # options, as Python names them
+    text = re.sub(r"--([a-z][a-z-]*)", lambda found: found[1].replace("-", "_"), text)
     return textwrap.wrap(text, _LINE, initial_indent=first, subsequent_indent=rest)
 
 
@@ -266,21 +245,16 @@ def _parse_file(path: str) -> ast.Module:
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """Return field name -> the docstring under the field, for a class of this package and its base classes."""
+    """Return field name -> the docstring under the field, with those of base classes."""
     docs: dict[str, str] = {}
     for node in _class_nodes(kind):
         for at, under in itertools.pairwise(node.body):
-            text = (
-                under.value.value
-                if isinstance(under, ast.Expr) and isinstance(under.value, ast.Constant)
-                else None
-            )
-            if (
-                isinstance(at, ast.AnnAssign)
-                and isinstance(at.target, ast.Name)
-                and isinstance(text, str)
-            ):
-                docs[at.target.id] = " ".join(text.split())
+            match at, under:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(text))),
+                ):
+                    docs[name] = " ".join(text.split())
     return docs
 
 

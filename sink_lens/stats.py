@@ -1,10 +1,8 @@
 """Bootstrap intervals over sequences or seeds. The first axis holds the units; the caller passes the generator.
 
-An interval is the percentile bootstrap (Efron and Tibshirani 1993, chapter 13): the units are drawn with replacement,
-the statistic is computed on each draw, and the 95% interval runs from the 2.5% quantile to the 97.5% quantile of these
-values. The method assumes independent units. With fewer than about 20 units the interval is somewhat too narrow. With
-fewer than two units it is undefined. With fewer than 8 units draws say little (those of two units are these two
-values), and a mean or a paired difference has Student's t interval.
+An interval is the percentile bootstrap (Efron and Tibshirani 1993, chapter 13) of independent units. With fewer than
+about 20 units it is somewhat too narrow, and with fewer than two it is undefined. With fewer than 8 units draws say
+little (those of two units are these two values), and a mean or a paired difference has Student's t interval.
 """
 
 import math
@@ -20,7 +18,7 @@ from numpy.typing import ArrayLike
 from sink_lens.errors import InputError
 
 _DRAWS_AT_ONCE = 4_000_000
-"""Largest number of drawn values (resamples x units) kept in memory at once."""
+"""Largest number of drawn values (resamples x units) in memory at once."""
 _FEWEST_DRAWN = 8
 _LEAST_ERROR = 0.25
 """The least standard error of a draw over the sample's own: a draw without the only odd units has nearly none."""
@@ -37,14 +35,11 @@ _TAILS = ((1 - _LEVEL) / 2, (1 + _LEVEL) / 2)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """An estimate with the bounds of its bootstrap interval; an undefined bound is nan."""
+    """An estimate with the bounds of its 95% interval; an undefined number is nan."""
 
     estimate: float
-    """The statistic over all units that have a value; nan if no unit has one."""
     low: float
-    """The lower bound; nan with fewer than two units."""
     high: float
-    """The upper bound; nan with fewer than two units."""
     n: int
     """Number of units in the estimate; units with a nan are dropped and not counted."""
 
@@ -63,24 +58,22 @@ def interval(
     """Compute a statistic over units, such as sequences or seeds, with its percentile bootstrap interval.
 
     Args:
-        values: Numbers with one unit (sequence or seed) per entry of the first axis. A unit may hold several
-            numbers, which are always drawn together. Units with a nan are dropped.
-        generator: Source of the random draws.
-        statistic: Function from the drawn units (the shape of `values`, with another first axis) to one number. A
+        values: numbers with one unit (sequence or seed) per entry of the first axis. A unit may hold several numbers,
+            which are always drawn together. Units with a nan are dropped.
+        generator: source of the random draws.
+        statistic: function from the drawn units (the shape of `values`, with another first axis) to one number. A
             statistic that accepts `axis`, as numpy's do, runs once for all draws if the values are one-dimensional.
-        n_resamples: Number of draws.
+        n_resamples: number of draws.
 
     Returns:
-        The interval. If all units are equal, low = high = estimate. If the statistic is undefined (nan) on any
-        draw, the bounds are nan.
+        The interval. If all units are equal, low = high = estimate. If the statistic is undefined (nan) on any draw,
+        the bounds are nan.
 
     Raises:
         InputError: `values` is a single number, or `n_resamples` is not positive.
     """
-    from scipy.stats import (
-        DegenerateDataWarning,
-        bootstrap,
-    )  # a second to import, and only this function needs it
+    # a second to import, and only this function needs it
+    from scipy.stats import DegenerateDataWarning, bootstrap
 
     _check_draws(n_resamples)
     units = _defined_units(np.asarray(values, dtype=np.float64))
@@ -88,9 +81,8 @@ def interval(
     if n == 0:
         return Interval(estimate=np.nan, low=np.nan, high=np.nan, n=0)
     if statistic is np.mean and units.ndim > 1:
-        units = units.reshape(n, -1).mean(
-            axis=1
-        )  # the mean of units of one size is the mean of their means
+        # the mean of units of one size is the mean of their means
+        units = units.reshape(n, -1).mean(axis=1)
     estimate = float(statistic(units))
     if n < 2:
         return Interval(estimate=estimate, low=np.nan, high=np.nan, n=n)
@@ -113,9 +105,8 @@ def interval(
             method="percentile",
             rng=generator,
         ).confidence_interval
-    high = max(
-        found.high, found.low
-    )  # two quantiles of one value can differ in their last digit, in either order
+    # two quantiles of one value can differ in their last digit, in either order
+    high = max(found.high, found.low)
     return Interval(estimate=estimate, low=float(found.low), high=float(high), n=n)
 
 
@@ -136,16 +127,13 @@ def studentised_interval(
     mean little, and Student's t is taken.
 
     Args:
-        values: One number per unit; a unit with a nan is dropped.
-        over: One number per unit to divide by, mean by mean; None for the mean alone.
-        generator: Source of the random draws.
-        n_resamples: Number of draws.
+        values: one number per unit; a unit with a nan is dropped.
+        over: one number per unit to divide by, mean by mean; None for the mean alone.
+        generator: source of the random draws.
+        n_resamples: number of draws.
 
     Returns:
         The interval. If the units do not vary, low = high = estimate; with fewer than two units the bounds are nan.
-
-    Raises:
-        InputError: the errors of `interval`, or the shapes differ.
     """
     _check_draws(n_resamples)
     above = np.asarray(values, dtype=np.float64)
@@ -180,7 +168,7 @@ def studentised_interval(
 
 
 def _ratios_and_errors(above: np.ndarray, below: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (ratios of the means of two arrays over the last axis, their standard errors by the delta method)."""
+    """Return ratios of the means of two arrays over the last axis, and their standard errors by the delta method."""
     n = above.shape[-1]
     with np.errstate(invalid="ignore", divide="ignore"):
         divisor = below.mean(axis=-1)
@@ -213,10 +201,7 @@ def mean_interval(
     generator: np.random.Generator,
     n_resamples: int = 2000,
 ) -> Interval:
-    """Compute a mean, or a ratio of two means, with its percentile bootstrap interval; with Student's below 8 units.
-
-    Arguments are those of ``studentised_interval``.
-    """
+    """Compute a mean, or a ratio of two means, with its percentile bootstrap interval; with Student's below 8 units."""
     units = np.asarray(values, dtype=np.float64)
     draws: dict[str, Any] = {"generator": generator, "n_resamples": n_resamples}
     if over is None:
@@ -229,7 +214,7 @@ def mean_interval(
 
 
 def ratio_of_means(rows: np.ndarray) -> float:
-    """Divide the mean of the first column of ``rows`` by the mean of the second column; nan if that mean is 0."""
+    """Divide the mean of the first column by that of the second; nan if that is 0."""
     below = rows[:, 1].mean()
     return float(rows[:, 0].mean() / below) if below else math.nan
 
@@ -243,11 +228,7 @@ def paired_differences(
     `a` has the shape (rows, units), and so has `b`, or it is a single row that is compared with every row of `a`.
     """
     first, second = np.asarray(a, dtype=np.float64), np.asarray(b, dtype=np.float64)
-    if (
-        first.ndim != 2
-        or second.ndim != 2
-        or second.shape not in (first.shape, (1, first.shape[1]))
-    ):
+    if first.ndim != 2 or second.shape not in (first.shape, (1, first.shape[1])):
         raise InputError(
             f"paired differences of shapes {first.shape} and {second.shape}; need (rows, units) twice, with the same "
             "units in the same order."
@@ -256,11 +237,9 @@ def paired_differences(
     with np.errstate(invalid="ignore"):
         difference = first - second
     n = difference.shape[1]
-    weights = (
-        generator.multinomial(n, np.full(n, 1 / n), size=n_resamples) / n
-        if n >= _FEWEST_DRAWN
-        else np.empty((0, n))
-    )
+    weights = np.empty((0, n))
+    if n >= _FEWEST_DRAWN:
+        weights = generator.multinomial(n, np.full(n, 1 / n), size=n_resamples) / n
     found: list[Interval] = []
     for row in difference:
         if n < _FEWEST_DRAWN or not np.isfinite(row).all() or np.all(row == row[0]):
@@ -316,10 +295,10 @@ class Difference:
 
     mean: float
     low: float
-    """Lower end of the 95% t interval, which assumes normal differences. With few seeds it is wide, as it should be."""
+    """Of the 95% t interval, which assumes normal differences. With few seeds it is wide, as it should be."""
     high: float
     boot_low: float
-    """Lower end of the 95% bootstrap interval, which always lies between the smallest and the largest difference."""
+    """Of the 95% bootstrap interval, which always lies between the smallest and the largest difference."""
     boot_high: float
     t_p: float
     """Two-sided p-value of the paired t test."""
@@ -331,7 +310,6 @@ class Difference:
 
     @property
     def excludes_zero(self) -> bool:
-        """Check whether the t interval excludes 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -351,9 +329,9 @@ def t_intervals(values: np.ndarray) -> list[Interval]:
         finite = bool(np.isfinite(known).all())
         if n > 1 and n not in quantiles:
             quantiles[n] = float(t.ppf(_TAILS[1], n - 1))
-        wide = (
-            float(quantiles[n] * known.std(ddof=1) / math.sqrt(n)) if n > 1 and finite else math.nan
-        )
+        wide = math.nan
+        if n > 1 and finite:
+            wide = float(quantiles[n] * known.std(ddof=1) / math.sqrt(n))
         found.append(Interval(estimate=mean, low=mean - wide, high=mean + wide, n=n))
     return found
 

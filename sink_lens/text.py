@@ -18,9 +18,8 @@ _UNSHOWN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 def safe_line(text: object, *, limit: int = 120, counted: bool = True) -> str:
     """Return any text as one line that is safe to show: cut to ``limit`` characters, invisible ones spelled out.
 
-    Control characters, format characters (right-to-left marks, zero-width characters), private and unpaired
-    characters are written as ⟨U+202E⟩. Cut text ends with its full length if ``counted`` is true. Markup is
-    left as it is: the code that writes HTML escapes it.
+    Control, format (right-to-left marks, zero-width characters), private and unpaired characters are written as
+    ⟨U+202E⟩. Cut text ends with its full length if ``counted``. Markup is left as it is: HTML is escaped elsewhere.
     """
     text = str(text)
     shown, length = [], 0
@@ -36,28 +35,26 @@ def safe_line(text: object, *, limit: int = 120, counted: bool = True) -> str:
 
 
 def safe_for_terminal(text: str) -> str:
-    """Make text safe for a terminal: spell out invisible characters as ⟨U+202E⟩, and keep line breaks and tabs."""
+    """Spell out invisible characters as ⟨U+202E⟩, and keep line breaks and tabs."""
     if text.isascii() and text.isprintable():
         return text
-    kept = [
+    return "".join(
         one if one in "\n\t" or unicodedata.category(one) not in _UNSHOWN else safe_line(one)
         for one in text
-    ]
-    return "".join(kept)
+    )
 
 
 def token_text(text: object, *, limit: int = 24, counted: bool = True) -> str:
-    """Write a token as pages show it: with dots for spaces and ∅ if it is empty, cut to ``limit`` characters."""
+    """Write a token as pages show it: with dots for spaces and ∅ if it is empty."""
     return safe_line(str(text).replace(" ", "·"), limit=limit, counted=counted) or "∅"
 
 
 def as_text(value: Any) -> str:
-    """Write a value: a number to three digits, a bool as yes or no, None and nan as 'undefined', any text safely."""
+    """Write a value: a number to three digits, a bool as yes or no, None and nan as 'undefined'."""
     if isinstance(value, str):
         return safe_line(value, limit=400)
-    if value is None or (
-        isinstance(value, Real) and value != value
-    ):  # math.isnan takes no whole number of 400 digits
+    # math.isnan takes no whole number of 400 digits
+    if value is None or (isinstance(value, Real) and value != value):
         return "undefined"
     if isinstance(value, bool) or type(value).__name__ == "bool_":
         return "yes" if value else "no"
@@ -87,13 +84,13 @@ def capitalise(text: str) -> str:
 
 def percent(share: float) -> str:
     """Write a share, such as 0.25, in whole percent; 'undefined' for nan."""
-    return (
-        "undefined" if math.isnan(share) else f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
-    )
+    if math.isnan(share):
+        return "undefined"
+    return f"{share:.0%}".replace("-0%", "0%").replace("-", "−")
 
 
 def signed_change(value: float, digits: int) -> str:
-    """Write a change with its sign and ``digits`` digits after the point; a change that rounds to 0 has no sign."""
+    """Write a change with its sign; one that rounds to 0 has none."""
     text = f"{value:+.{digits}f}"
     return text[1:] if float(text) == 0 else text.replace("-", "−")
 
@@ -112,7 +109,7 @@ def name_in_words(name: str) -> str:
 
 
 def site_label(name: str) -> str:
-    """Return the label of a site: ``mlp_out`` becomes "MLP output"; a site without a label keeps its name."""
+    """Return the label of a site: ``mlp_out`` becomes "MLP output"."""
     return _SITES.get(name, safe_line(name))
 
 
@@ -133,7 +130,7 @@ _SITES = {
 
 
 def interval_text(low: Any, high: Any, *, shown: Callable[[Any], str] = as_text) -> str:
-    """Write an interval such as "[0.1, 0.3]"; ``shown`` writes each end. "" if an end is undefined."""
+    """Write an interval such as "[0.1, 0.3]"; "" if an end is undefined."""
     if any(end is None or (isinstance(end, Real) and math.isnan(end)) for end in (low, high)):
         return ""
     return f"[{shown(low)}, {shown(high)}]"
@@ -174,7 +171,7 @@ def size_text(n_bytes: int) -> str:
 
 
 def join_and(names: Iterable[object], *, most: int = 6) -> str:
-    """Join names for a sentence: 'a, b and c'; after ``most`` names comes the number of names left out."""
+    """Join names for a sentence: 'a, b and c'; after ``most`` comes the number of those left out."""
     shown = [str(name) for name in names]
     rest = len(shown) - most
     if rest > 0:
@@ -183,29 +180,26 @@ def join_and(names: Iterable[object], *, most: int = 6) -> str:
 
 
 def plural(count: int, noun: str) -> str:
-    """Write a count and its noun: '1 layer', '2 layers'."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def by_chance_text(n_intervals: int) -> str:
-    """Say of more than 20 intervals of 95% how many exclude 0 by chance, as a sentence; "" for fewer."""
+    """Say of more than 20 intervals of 95% how many exclude 0 by chance."""
     if n_intervals <= 20:
         return ""
     return f"{n_intervals:,} cells: about {0.05 * n_intervals:.0f} intervals exclude 0 by chance."
 
 
 def head_name(layer: Any, head: Any) -> str:
-    """Write the name of a head, such as L18.H8."""
     return f"L{layer:.0f}.H{head:.0f}"
 
 
 def neuron_name(layer: Any, neuron: Any) -> str:
-    """Write the name of an MLP's neuron, such as L11.N1229."""
     return f"L{layer:.0f}.N{neuron:.0f}"
 
 
 def label_parts(text: object) -> str:
-    """Replace the names of model parts in a text by their labels: ``2.90, head 18.8`` becomes L2.N90, L18.H8."""
+    """Replace the names of model parts by their labels: ``2.90, head 18.8`` becomes L2.N90, L18.H8."""
     named = re.sub(r"\bhead (\d+)\.(\d+)\b", r"L\1.H\2", safe_line(text, limit=400))
     named = re.sub(r"\bmixer (\d+)", r"mixer of L\1", named)
     named = re.sub(r"\bposition embedding (\d+)", r"embedding of position \1", named)
@@ -215,7 +209,7 @@ def label_parts(text: object) -> str:
 
 
 def node_label(name: str) -> str:
-    """Return the label of a circuit's node: ``a18.h8`` becomes L18.H8, and ``m5`` MLP 5; other names stay."""
+    """Return the label of a circuit's node: ``a18.h8`` becomes L18.H8, and ``m5`` MLP 5."""
     if found := re.fullmatch(r"a(\d+)\.(h|kv)(\d+)", name):
         return f"L{found[1]}.{found[2].upper()}{found[3]}"
     if found := re.fullmatch(r"m(\d+)(\.n)?", name):
@@ -224,7 +218,6 @@ def node_label(name: str) -> str:
 
 
 _INPUTS = {"q": "query", "k": "key", "v": "value", "g": "gate"}
-"""What an edge ends in -> in words."""
 
 
 def edge_label(name: str) -> str:
@@ -239,14 +232,14 @@ def edge_label(name: str) -> str:
 
 
 def layers_in_words(first: int, last: int) -> str:
-    """Write the layers from ``first`` to ``last``, both included: 'layer 11' or 'layers 1 to 2'."""
+    """Write layers, both included: 'layer 11' or 'layers 1 to 2'."""
     return f"layer {first}" if first == last else f"layers {first} to {last}"
 
 
 def parse_ranges(text: str, *, name: str, also: str = "") -> list[int]:
     """Parse a set of indices: ``0-3,7`` gives [0, 1, 2, 3, 7], in the order written.
 
-    The error calls the option ``name``, and says ``also`` what else it accepts, such as "each, all, or ".
+    The error says ``also`` what else the option accepts, such as "each, all, or ".
     """
     found: list[int] = []
     for piece in text.split(","):
@@ -265,7 +258,7 @@ def parse_ranges(text: str, *, name: str, also: str = "") -> list[int]:
 
 
 def as_ranges(indices: Sequence[int]) -> str:
-    """Write indices as text: ``0-11``, or ``1-2,11`` if there are gaps."""
+    """Write indices as ``0-11``, or ``1-2,11`` if there are gaps."""
     parts: list[list[int]] = []
     for index in sorted(set(indices)):
         if parts and index == parts[-1][-1] + 1:
@@ -276,7 +269,7 @@ def as_ranges(indices: Sequence[int]) -> str:
 
 
 def edit_strength(row: Mapping[Any, Any]) -> str:
-    """Write the strength of an edit from its factor and centre, such as " x 2 from mean"; "" if it has neither."""
+    """Write the strength of an edit from its factor and centre, such as " x 2 from mean"."""
     factor, centre = row.get("factor"), row.get("centre") or row.get("vector")
     times = f" x {factor:g}" if isinstance(factor, int | float) and factor == factor else ""
     return times + (f" from {safe_line(centre)}" if isinstance(centre, str) and centre else "")

@@ -1,4 +1,4 @@
-"""The command line: the commands of all kinds of run, ``report``, ``status`` and ``cache``."""
+"""The command line: the commands of all kinds of run, and ``report``."""
 
 import io
 import os
@@ -28,8 +28,7 @@ _QUIET = {
 _SPIN = {"GOMP_SPINCOUNT": "10000"}
 """Turns that a waiting thread of libgomp, which torch uses on Linux, spins before it sleeps; 300,000 by itself.
 
-A thread that spins takes the core from the one that it waits for where another program is busy
-(``benchmarks/shared.py``).
+A thread that spins takes the core from the one that it waits for where another program is busy.
 """
 
 
@@ -47,14 +46,13 @@ def main() -> None:
             )
             setattr(sys, name, stream)
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(
-                errors="backslashreplace"
-            )  # a terminal without a character shows its number
+            # a terminal without a character shows its number
+            stream.reconfigure(errors="backslashreplace")
     app(prog_name="sink-lens")
 
 
 class _Output(io.FileIO):
-    """Standard output whose reader may go away, as ``head`` does; the work goes on, and the exit code is its own."""
+    """Standard output whose reader may go away, as ``head`` does; the work goes on."""
 
     def write(self, data: Any, /) -> int | None:
         try:

@@ -1,4 +1,4 @@
-"""What every command shares: errors turned into exit codes, the console, messages, tables, and the drawing of pages."""
+"""The frame of every command: errors turned into exit codes, the console, messages, tables, the drawing of pages."""
 
 import contextlib
 import errno
@@ -26,9 +26,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 BAD_INPUT = 2
-"""Exit code of everything that the user can put right."""
 INTERRUPTED = 130
-"""Exit code of Ctrl-C: 128 + SIGINT, as shells have it."""
+"""128 + SIGINT, as shells have it."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_MEMORY = (
@@ -45,7 +44,6 @@ _PACKAGE = Path(__file__).parent.parent
 _OF_TOOLS = {"report": "Where the sink comes from", "isolate": "Intervene", "amplify": "Intervene"}
 """Command that is no kind of run -> its heading in the help; others stand under "Commands"."""
 PACKAGE = __name__.split(".")[0]
-"""Name of the logger whose messages commands print."""
 
 
 class _RefusesVisibly:
@@ -60,9 +58,8 @@ class _RefusesVisibly:
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         lines: list[str] = []
-        for line in filter(
-            None, (line.strip() for line in (getattr(self, "epilog", "") or "").splitlines())
-        ):
+        texts = (line.strip() for line in (getattr(self, "epilog", "") or "").splitlines())
+        for line in filter(None, texts):
             if line.startswith("sink-lens") or line.partition(" ")[0] in ("torchrun", "accelerate"):
                 command, _, does = line.partition("[dim]")
                 does = textwrap.wrap(does.replace("[/dim]", ""), 66)
@@ -110,9 +107,8 @@ class Commands(_RefusesVisibly, TyperGroup):
             try:
                 return super().invoke(ctx)
             except KeyboardInterrupt as error:
-                print_message(
-                    "interrupted", "; ".join(getattr(error, "__notes__", ["nothing was written"]))
-                )
+                notes = getattr(error, "__notes__", ["nothing was written"])
+                print_message("interrupted", "; ".join(notes))
                 raise typer.Exit(INTERRUPTED) from None
             except (SinkLensError, OSError, MemoryError, RuntimeError) as error:
                 text = user_message(error)
@@ -125,19 +121,19 @@ class Commands(_RefusesVisibly, TyperGroup):
             except BaseException as error:
                 if not is_panic(error):
                     raise
-                said = (
-                    f"a library panicked: {first_line_of_error(error)}; need files that are whole"
+                said = first_line_of_error(error)
+                print_message(
+                    "error",
+                    f"a library panicked: {said}; need files that are whole. Fetch the model or data again",
                 )
-                print_message("error", f"{said}. Fetch the model or data again")
                 raise typer.Exit(BAD_INPUT) from None
 
 
 class Typer(typer.Typer):
-    """Typer app whose commands are of the class ``Command``."""
+    """An app whose commands are of the class ``Command``."""
 
     def command(self, name: str | None = None, **given: Any) -> Any:
-        named: dict[str, Any] = {"cls": Command} | given
-        return super().command(name, **named)
+        return super().command(name, **{"cls": Command} | given)
 
 
 app = Typer(
@@ -151,7 +147,7 @@ app = Typer(
 
 @contextlib.contextmanager
 def _log_to_stderr(*, debug: bool) -> Iterator[None]:
-    """Within the block, write messages and warnings of sink_lens to stderr, and those of others only with debug."""
+    """Within the block, write messages and warnings of sink_lens to stderr; those of others only with debug."""
 
     def show_warning(message: Any, category: Any, filename: str, lineno: int, *_: Any) -> None:
         if Path(filename).is_relative_to(_PACKAGE):
@@ -173,7 +169,7 @@ def _log_to_stderr(*, debug: bool) -> Iterator[None]:
 
 
 def print_message(word: str, text: str) -> None:
-    """Print ``word: text`` on stderr in one line, so that paths can be copied; a word such as "error" is coloured."""
+    """Print ``word: text`` on stderr in one line, so that paths can be copied; the word is coloured."""
     from rich.text import Text
 
     style = "bold yellow" if word == "warning" else "bold red"
@@ -183,21 +179,20 @@ def print_message(word: str, text: str) -> None:
 
 
 def echo(text: object, *, nl: bool = True) -> None:
-    """Print a text on stdout, with invisible characters spelled out, and a line break after it if ``nl``."""
+    """Print a text on stdout, with invisible characters spelled out."""
     typer.echo(safe_for_terminal(str(text)), nl=nl)
 
 
 def console(*, stderr: bool = False) -> "Console":
-    """Return a rich console on stdout or stderr that prints no markup and spells out invisible characters."""
+    """Return a rich console that prints no markup and spells out invisible characters."""
     from rich.console import Console
     from rich.segment import Segment
     from rich.text import Text
 
     class VisibleConsole(Console):
         def render_str(self, text: str, **named: Any) -> Text:
-            return super().render_str(
-                safe_for_terminal(text), **named
-            )  # before a table measures it
+            shown = safe_for_terminal(text)  # before a table measures it
+            return super().render_str(shown, **named)
 
         def render(self, *given: Any, **named: Any) -> Iterator[Segment]:  # pyright: ignore[reportIncompatibleMethodOverride]  # passed on as it is
             for one in super().render(*given, **named):
@@ -208,9 +203,9 @@ def console(*, stderr: bool = False) -> "Console":
 
 def _pause_bars() -> contextlib.AbstractContextManager[Any]:
     bars = sys.modules.get("tqdm")
-    return (
-        contextlib.nullcontext() if bars is None else bars.tqdm.external_write_mode(file=sys.stderr)
-    )
+    if bars is None:
+        return contextlib.nullcontext()
+    return bars.tqdm.external_write_mode(file=sys.stderr)
 
 
 class _StderrHandler(logging.StreamHandler):
@@ -232,7 +227,7 @@ def render_lines(shown: "RenderableType", *, width: int = 120) -> list[str]:
 
 
 def render_report(folder: Path, *, quiet: bool = False) -> Path:
-    """Draw the page of the run in ``folder``; return the path of the page, and print it unless ``quiet``.
+    """Draw the page of a run, and print its path unless ``quiet``.
 
     Ctrl-C loses nothing but the page; a message then names the command that draws it.
     """
@@ -241,10 +236,8 @@ def render_report(folder: Path, *, quiet: bool = False) -> Path:
     try:
         path = render(folder)
     except KeyboardInterrupt:
-        print_message(
-            "interrupted",
-            f"the run in {folder} is finished; sink-lens report {folder} draws its page",
-        )
+        said = f"the run in {folder} is finished; sink-lens report {folder} draws its page"
+        print_message("interrupted", said)
         raise typer.Exit(INTERRUPTED) from None
     if not quiet:
         echo(f"report: {path}")
@@ -255,9 +248,8 @@ def user_message(error: BaseException) -> str | None:
     """Return what to tell the user about an error; None if the error is a bug of the program."""
     if isinstance(error, SinkLensError):
         return str(error)
-    if isinstance(error, MemoryError) or any(
-        sign in f"{type(error).__name__} {error}" for sign in _NO_MEMORY
-    ):
+    said = f"{type(error).__name__} {error}"
+    if isinstance(error, MemoryError) or any(sign in said for sign in _NO_MEMORY):
         return "the memory is full; need less at once. Ask for fewer or shorter sequences, or a smaller --batch-size"
     if not isinstance(error, OSError) or error.errno is None or error.errno == errno.EPIPE:
         return None
@@ -277,11 +269,7 @@ def terminal_table(
     texts: int = 1,
     wrapped: Sequence[str] = (),
 ) -> "Table":
-    """Return a table for the terminal, without lines between cells.
-
-    The first ``texts`` columns hold text; the others hold numbers, aligned on the right. Cells below the heads
-    ``wrapped`` may be wrapped.
-    """
+    """Return a table for the terminal: ``texts`` columns of text, then numbers; ``wrapped`` ones may take lines."""
     from rich.table import Table
 
     table = Table(title=title or None, title_justify="left", box=None, pad_edge=False)

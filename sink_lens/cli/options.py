@@ -1,7 +1,6 @@
 """A command's options, made from its configuration (a dataclass with a docstring under each field), and its answer.
 
-``sink_lens.configuration`` lists what a field's metadata adds. What several commands take besides their configuration,
-such as ``--out``, is written once, at the end.
+``sink_lens.configuration`` lists what a field's metadata adds.
 """
 
 import contextlib
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
 C = TypeVar("C")
 _LONGEST = 60
-"""Longer lists of choices do not fit beside their option; its help names them."""
+"""Longer lists of choices do not fit beside their option."""
 _CONFIG = Annotated[
     Path | None,
     typer.Option(
@@ -47,10 +46,9 @@ _CONFIG = Annotated[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The answer of a command's function: the object that ``--json`` prints, and the exit code."""
+    """What ``--json`` prints, beside the command's name, and the exit code."""
 
     found: Callable[[], Mapping[str, Any]]
-    """Returns the keys and values of the object that ``--json`` prints; the command's name is added to them."""
     exit_code: int = 0
 
 
@@ -62,19 +60,17 @@ def add_config_options(
 ) -> Callable[[Callable[..., Answer | None]], Callable[..., None]]:
     """Return a decorator that adds a configuration's options to a command, and ``--config`` and ``--json``.
 
-    The command is called with the configuration. A given option wins over ``--config FILE``, and the file over the
-    field's default. A command with a parameter ``file`` takes the file as its argument too. ``make`` returns the
-    configuration for the settings (field -> value) and the name of their file, or "" without one. The fields of
-    ``view`` become options that no file gives; the command gets it as ``view``.
+    A given option wins over ``--config FILE``, and the file over the field's default. A command with a parameter
+    ``file`` takes the file as its argument too. ``make`` returns the configuration for the settings (field -> value)
+    and the name of their file, or "" without one. The fields of ``view`` become options that no file gives.
     """
 
     def decorate(command: Callable[..., Answer | None]) -> Callable[..., None]:
         known = {field.name: field for field in fields(kind) if "file_only" not in field.metadata}  # type: ignore[arg-type]  # C is a dataclass
-        seen = {} if view is None else {field.name: field for field in fields(view)}
-        docs = field_docs(kind) | ({} if view is None else field_docs(view))
-        shown = [
-            _typer_parameter(field, docs.get(name, "")) for name, field in (known | seen).items()
-        ]
+        seen, docs = {}, field_docs(kind)
+        if view is not None:
+            seen, docs = {field.name: field for field in fields(view)}, docs | field_docs(view)
+        shown = [_typer_parameter(one, docs.get(name, "")) for name, one in (known | seen).items()]
         own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
 
         def run_with_settings(ctx: typer.Context, given: dict[str, Any]) -> Answer | None:
@@ -90,11 +86,8 @@ def add_config_options(
             if "file" in given:
                 given["file"] = file
             if file is not None:
-                settings = flatten_tables(
-                    kind,
-                    read_settings(file, what=f"a configuration of {command.__name__}"),
-                    where=str(file),
-                )
+                found = read_settings(file, what=f"a configuration of {command.__name__}")
+                settings = flatten_tables(kind, found, where=str(file))
             for name, field in known.items():
                 if "imports" in field.metadata and ":" in str(settings.get(name, "")):
                     raise InputError(
@@ -107,13 +100,10 @@ def add_config_options(
                     field = known[name]
                     if field.metadata.get("written") in ("commas", "ranges"):
                         value = ",".join(value)  # the option may be given several times
-                    settings[name] = convert_field_value(
-                        field, field.type, value, name=option_name(field)
-                    )
-            return command(
-                build_config(kind, settings, where="" if file is None else str(file), make=make),
-                **given,
-            )
+                    option = option_name(field)
+                    settings[name] = convert_field_value(field, field.type, value, name=option)
+            where = "" if file is None else str(file)
+            return command(build_config(kind, settings, where=where, make=make), **given)
 
         @functools.wraps(command)
         def run(*, ctx: typer.Context, **given: Any) -> None:
@@ -124,9 +114,8 @@ def add_config_options(
         file = by_name("config_file", annotation=_CONFIG, default=None)
         own = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in own]
         last = by_name("as_json", annotation=Json, default=False)
-        signature = inspect.Signature(
-            [by_name("ctx", annotation=typer.Context), *shown, file, *own, last]
-        )
+        every = [by_name("ctx", annotation=typer.Context), *shown, file, *own, last]
+        signature = inspect.Signature(every)
         run.configuration = kind  # type: ignore[attr-defined]  # what its options are made from
         del run.__wrapped__  # typer reads the signature below, not that of the command
         run.__signature__ = signature  # type: ignore[attr-defined]
@@ -139,11 +128,7 @@ def add_config_options(
 def run_and_answer(
     ctx: typer.Context, command: Callable[[], Answer | None], *, as_json: bool
 ) -> None:
-    """Run a command; with ``as_json`` print one JSON object on stdout and all other output on stderr.
-
-    Raises:
-        typer.Exit: the command's exit code is not 0.
-    """
+    """Run a command; with ``as_json`` print one JSON object on stdout and all other output on stderr."""
     name, shown = ctx.command_path.partition(" ")[2], sys.stdout
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
         try:
@@ -232,11 +217,8 @@ def option_name(field: Field[Any]) -> str:
 
 
 def off_option_name(field: Field[Any]) -> str:
-    return (
-        "--" + field.metadata["off"]
-        if "off" in field.metadata
-        else f"--no-{option_name(field)[2:]}"
-    )
+    off = field.metadata.get("off")
+    return f"--no-{option_name(field)[2:]}" if off is None else f"--{off}"
 
 
 def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
@@ -256,14 +238,12 @@ def _typer_parameter(field: Field[Any], doc: str) -> inspect.Parameter:
         or {"ranges": "N-N"}.get(written, {int: "N", float: "F", str: "TEXT"}.get(item))
     )
     if get_origin(kind) is tuple:
-        written = written if written != "pairs" else ""
-        kind = list[str] if written else list[item]
-        if isinstance(default, tuple):
-            default = (
-                [",".join(f"{one:g}" if item is float else str(one) for one in default)]
-                if written
-                else list(default)
-            )
+        as_text = bool(written) and written != "pairs"
+        kind = list[str] if as_text else list[item]
+        if isinstance(default, tuple) and as_text:
+            default = [",".join(f"{one:g}" if item is float else str(one) for one in default)]
+        elif isinstance(default, tuple):
+            default = list(default)
     else:
         kind = item
     option = option_name(field)

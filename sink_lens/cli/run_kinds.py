@@ -74,25 +74,17 @@ def add_command(kind: RunKind) -> None:
         "quiet": Quiet,
         "dry_run": DryRun,
     }
-    annotated |= (
-        {"example": Annotated[bool, example_option(import_object(kind.example))]}
-        if kind.example
-        else {}
-    )
+    if kind.example:
+        annotated["example"] = Annotated[bool, example_option(import_object(kind.example))]
     has = {"file": kind.example, "shard": kind.shards, "dry_run": kind.passes or kind.cost}
-    command.__signature__ = Signature(  # type: ignore[attr-defined]  # the options that this kind has
-        [Parameter("config", Parameter.POSITIONAL_OR_KEYWORD)]
-        + [
-            Parameter(
-                name,
-                Parameter.KEYWORD_ONLY,
-                annotation=one,
-                default=None if name in _EMPTY else False,
+    parameters = [Parameter("config", Parameter.POSITIONAL_OR_KEYWORD)]
+    for name, one in annotated.items():
+        if has.get(name, True):
+            default = None if name in ("file", "out", "shard") else False
+            parameters.append(
+                Parameter(name, Parameter.KEYWORD_ONLY, annotation=one, default=default)
             )
-            for name, one in annotated.items()
-            if has.get(name, True)
-        ]
-    )
+    command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]  # the options that this kind has
     command.__name__, command.__doc__ = kind.name, kind.help
     options = add_config_options(
         import_object(kind.config),
@@ -102,20 +94,14 @@ def add_command(kind: RunKind) -> None:
     app.command(epilog=f"[bold]Examples[/bold]\n\n{kind.examples}")(options(command))
 
 
-_EMPTY = ("file", "out", "shard")
-"""Options of every kind that are None if they are not given."""
-
-
 def _print_result(kind: RunKind, result: Any, *view: Any, quiet: bool) -> Answer:
     folders = getattr(result, "folders", () if result.folder is None else (result.folder,))
     pages = [render_report(folder, quiet=True) for folder in folders]
     if quiet and folders:
         echo(result.folder)
     else:
-        ends = [f"report: {page}" for page in pages]
-        print_items(
-            (*(import_object(kind.show)(result, *view) if kind.show else [result.headline]), *ends)
-        )
+        said = import_object(kind.show)(result, *view) if kind.show else [result.headline]
+        print_items([*said, *(f"report: {page}" for page in pages)])
     for note in getattr(result, "notes", ()):
         print_message("warning", note)
     found = import_object(kind.answer)(result, *view) if kind.answer else result.decision
@@ -137,9 +123,8 @@ def print_items(items: Iterable[Any]) -> Answer:
         elif hasattr(item, "heads"):  # a page's table
             shown = terminal_table(item.heads, item.rows, wrapped=item.heads)
             found += json_rows(item.numbers)
-        elif hasattr(
-            item, "iloc"
-        ):  # a data frame; its class is not imported, since a dry run does without pandas
+        # a data frame; its class is not imported, since a dry run does without pandas
+        elif hasattr(item, "iloc"):
             shown = frame_table(item, list(item.columns))
         console().print(shown, soft_wrap=isinstance(shown, str))
     return Answer(found=lambda: {"dry_run": found})

@@ -60,11 +60,9 @@ def train_command(
     from ..training.checkpoint_files import list_checkpoints
     from ..training.train import train
 
-    folder = (
-        Path("runs") / f"{'train' if file is None else file.stem}-{config.seed}"
-        if out is None
-        else out
-    )
+    folder = out
+    if folder is None:
+        folder = Path("runs") / f"{'train' if file is None else file.stem}-{config.seed}"
     try:
         result = train(config=config, out=folder, overwrite=overwrite, progress=not quiet)
     except KeyboardInterrupt:
