@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
 
-from sink_lens.errors import InputError
+from .errors import InputError
 
 _DRAWS_AT_ONCE = 4_000_000
 """Largest number of drawn values (resamples x units) in memory at once."""

@@ -6,12 +6,12 @@ and inputs. The finished files are reused, after some of their numbers were comp
 (``recomputed``); runs that do not compare need the same software and device. Nothing in this package loads torch.
 """
 
-from sink_lens.records.log import LOG_FILE, RunLog, read_log, read_log_lines
-from sink_lens.records.place import Place, place_of_run
-from sink_lens.records.provenance import CIRCUMSTANCE, package_versions
-from sink_lens.records.reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run, run_state
-from sink_lens.records.result import Finding, Result
-from sink_lens.records.writing import (
+from .log import LOG_FILE, RunLog, read_log, read_log_lines
+from .place import Place, place_of_run
+from .provenance import CIRCUMSTANCE, package_versions
+from .reading import PAGE_FILE, RUN_FILE, Run, Tables, read_run, run_state
+from .result import Finding, Result
+from .writing import (
     RunWriter,
     add_to_run,
     check_folder_free,

@@ -6,8 +6,8 @@ import os
 import re
 from pathlib import Path
 
-from sink_lens.errors import RunError
-from sink_lens.records.reading import Run
+from ..errors import RunError
+from .reading import Run
 
 _OF_NUMBERS = ("config.json", "*.safetensors", "*.safetensors.index.json", "*.gguf")
 _NAME = re.compile(r"checkpoint-(\d+)")

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from sink_lens.errors import RunError
-from sink_lens.files import parse_json
+from ..errors import RunError
+from ..files import parse_json
 
 LOG_FILE = "log.jsonl"
 _CLAIM = ".log.lock"

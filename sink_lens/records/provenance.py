@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from sink_lens.errors import RunError
-from sink_lens.records.reading import RUN_FILE
+from ..errors import RunError
+from .reading import RUN_FILE
 
 IDENTITY = (
     "weights_sha256",

@@ -19,11 +19,11 @@ import safetensors.numpy
 from filelock import FileLock, Timeout
 from pandas.api import types
 
-from sink_lens.errors import RunError
-from sink_lens.files import check_file_name, is_plain_file_name
-from sink_lens.records.log import LOG_FILE, read_log, read_log_columns
-from sink_lens.records.long_tables import Shortened, shorten_table
-from sink_lens.schema import table_of
+from ..errors import RunError
+from ..files import check_file_name, is_plain_file_name
+from ..schema import table_of
+from .log import LOG_FILE, read_log, read_log_columns
+from .long_tables import Shortened, shorten_table
 
 RUN_FILE = "run.json"
 LOCK_FILE = ".lock"

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from sink_lens.errors import RunError
-from sink_lens.files import parse_json
-from sink_lens.records.provenance import plain_json
-from sink_lens.records.reading import damaged_file_error
-from sink_lens.records.writing import RunWriter
+from ..errors import RunError
+from ..files import parse_json
+from .provenance import plain_json
+from .reading import damaged_file_error
+from .writing import RunWriter
 
 _Computed = TypeVar("_Computed")
 TOLERANCE = 1e-6

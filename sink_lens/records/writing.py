@@ -19,11 +19,11 @@ import pandas as pd
 import safetensors.numpy
 from filelock import FileLock, Timeout
 
-from sink_lens.errors import InputError, RunError, SinkLensError, UndrawnError
-from sink_lens.files import check_file_name, refuse_tilde
-from sink_lens.records.log import in_use_error
-from sink_lens.records.provenance import CIRCUMSTANCE, IDENTITY, plain_json
-from sink_lens.records.reading import (
+from ..errors import InputError, RunError, SinkLensError, UndrawnError
+from ..files import check_file_name, refuse_tilde
+from .log import in_use_error
+from .provenance import CIRCUMSTANCE, IDENTITY, plain_json
+from .reading import (
     LOCK_FILE,
     PAGE_FILE,
     RUN_FILE,

@@ -21,8 +21,8 @@ from matplotlib.text import Text
 from matplotlib.textpath import text_to_path
 from matplotlib.transforms import Bbox
 
-from sink_lens.errors import InputError, RunError
-from sink_lens.report.style import (
+from ..errors import InputError, RunError
+from .style import (
     BLUE,
     BOX,
     FAINT,

@@ -4,11 +4,11 @@ import json
 from pathlib import Path
 from typing import Any, cast
 
-from sink_lens.errors import InputError
-from sink_lens.records import refuse_file_of_run
-from sink_lens.records.provenance import plain_json
-from sink_lens.report.diagram import Style
-from sink_lens.report.style import figure_bytes, save_figure
+from ..errors import InputError
+from ..records import refuse_file_of_run
+from ..records.provenance import plain_json
+from .diagram import Style
+from .style import figure_bytes, save_figure
 
 
 class Drawable:

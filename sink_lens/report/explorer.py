@@ -22,8 +22,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sink_lens.records.provenance import plain_json
-from sink_lens.report.offline import (
+from ..records.provenance import plain_json
+from ..text import edge_label, safe_line
+from .offline import (
     frame_html,
     gzip_base64,
     script_hashes,
@@ -31,7 +32,6 @@ from sink_lens.report.offline import (
     unpacking_script,
     write_page,
 )
-from sink_lens.text import edge_label, safe_line
 
 _MOST = 20_000
 CURVE = ("by", "share", "n", "faithfulness", "low", "high")

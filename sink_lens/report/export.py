@@ -6,12 +6,12 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from sink_lens.errors import InputError, RunError
-from sink_lens.files import refuse_tilde
-from sink_lens.records import Run, read_run, refuse_file_of_run
-from sink_lens.report.page import Drawn, csv_text, try_make
-from sink_lens.report.pages import is_on_page, page_of_run
-from sink_lens.report.style import FORMATS, figure_bytes, fix_layout
+from ..errors import InputError, RunError
+from ..files import refuse_tilde
+from ..records import Run, read_run, refuse_file_of_run
+from .page import Drawn, csv_text, try_make
+from .pages import is_on_page, page_of_run
+from .style import FORMATS, figure_bytes, fix_layout
 
 
 def save_figures(

@@ -17,19 +17,19 @@ from typing import Any
 
 import matplotlib as mpl
 
-from sink_lens.errors import InputError, RunError
-from sink_lens.files import check_file_name
-from sink_lens.records import PAGE_FILE, Run, read_run, refuse_file_of_run
-from sink_lens.records.writing import is_own_page, write_part
-from sink_lens.report import explorer
-from sink_lens.report.offline import script_hashes, template_environment
-from sink_lens.report.page import Content, Drawn, Listed, Shown, csv_text, try_make
-from sink_lens.report.pages import is_on_page, page_of_run
-from sink_lens.report.patterns import MOST_BYTES, tokens_for_page
-from sink_lens.report.side_by_side import RunsCompared, check_comparable, compare_contents
-from sink_lens.report.style import UNWRITABLE, figure_svg, thin_lines
-from sink_lens.schema import column_meanings
-from sink_lens.text import capitalise, edge_label, join_and, safe_line
+from ..errors import InputError, RunError
+from ..files import check_file_name
+from ..records import PAGE_FILE, Run, read_run, refuse_file_of_run
+from ..records.writing import is_own_page, write_part
+from ..schema import column_meanings
+from ..text import capitalise, edge_label, join_and, safe_line
+from . import explorer
+from .offline import script_hashes, template_environment
+from .page import Content, Drawn, Listed, Shown, csv_text, try_make
+from .pages import is_on_page, page_of_run
+from .patterns import MOST_BYTES, tokens_for_page
+from .side_by_side import RunsCompared, check_comparable, compare_contents
+from .style import UNWRITABLE, figure_svg, thin_lines
 
 _MOST_PROVENANCE = 300
 _STORED_NAME = re.compile(r"\b[am]\d+(?:\.(?:h|kv)\d+|\.n)?(?:->[am]\d+)?\b")

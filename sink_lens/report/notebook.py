@@ -7,9 +7,9 @@ from typing import Any, cast
 
 import pandas as pd
 
-from sink_lens.records import PAGE_FILE
-from sink_lens.report.page import Headings, page_table
-from sink_lens.text import as_text, safe_line
+from ..records import PAGE_FILE
+from ..text import as_text, safe_line
+from .page import Headings, page_table
 
 QUIET = "#777777"
 CELL = "padding: .15em .8em .15em 0; vertical-align: top;"
@@ -40,7 +40,7 @@ def notebook_html(
 
 
 def _part_html(part: object) -> str:
-    from sink_lens.report.style import figure_html
+    from .style import figure_html
 
     if isinstance(part, str):
         return part

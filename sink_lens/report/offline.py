@@ -9,8 +9,8 @@ from pathlib import Path
 
 import jinja2
 
-from sink_lens.errors import InputError
-from sink_lens.records import refuse_file_of_run
+from ..errors import InputError
+from ..records import refuse_file_of_run
 
 _LOADER = """(async () => {
   if (!window.%s) {

@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pandas as pd
 
-from sink_lens.errors import SinkLensError
-from sink_lens.text import as_text, capitalise, interval_text, name_in_words, safe_line
+from ..errors import SinkLensError
+from ..text import as_text, capitalise, interval_text, name_in_words, safe_line
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from sink_lens.report.drawable import Drawable
+    from .drawable import Drawable
 
-from sink_lens.records import Run
+from ..records import Run
 
 MOST_ROWS = 25
 """More rows than these are not shown, but counted."""

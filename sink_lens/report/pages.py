@@ -4,13 +4,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sink_lens.errors import RunError
-from sink_lens.kinds import all_kinds
-from sink_lens.lazy import import_object
-from sink_lens.records import Result, Run, read_run
-from sink_lens.report.drawable import Drawable
-from sink_lens.report.page import Drawn, Listed, Page, PageTable, page_table, run_label, try_make
-from sink_lens.text import plural, safe_line
+from ..errors import RunError
+from ..kinds import all_kinds
+from ..lazy import import_object
+from ..records import Result, Run, read_run
+from ..text import plural, safe_line
+from .drawable import Drawable
+from .page import Drawn, Listed, Page, PageTable, page_table, run_label, try_make
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

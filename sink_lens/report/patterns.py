@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sink_lens.errors import RunError
-from sink_lens.records import Run
-from sink_lens.stats import sort_by_magnitude
-from sink_lens.text import as_text, token_text
+from ..errors import RunError
+from ..records import Run
+from ..stats import sort_by_magnitude
+from ..text import as_text, token_text
 
 MOST_BYTES = 2_000_000
 

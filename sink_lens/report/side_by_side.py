@@ -8,11 +8,11 @@ from typing import Any
 
 import pandas as pd
 
-from sink_lens.errors import InputError, RunError
-from sink_lens.records import Run
-from sink_lens.report.page import Content, Shown, csv_text, try_make
-from sink_lens.schema import VERDICTS
-from sink_lens.text import as_text, interval_text, join_and, name_in_words, safe_line
+from ..errors import InputError, RunError
+from ..records import Run
+from ..schema import VERDICTS
+from ..text import as_text, interval_text, join_and, name_in_words, safe_line
+from .page import Content, Shown, csv_text, try_make
 
 MOST_RUNS = 6
 """More than these do not fit beside each other, nor into 5 MB."""

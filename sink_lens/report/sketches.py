@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sink_lens.errors import RunError
-from sink_lens.report.diagram import MOST_WORDS, Arrow, Box, Diagram
-from sink_lens.schema import LEAST_PATH
-from sink_lens.text import node_label, percent, plural, safe_line
+from ..errors import RunError
+from ..schema import LEAST_PATH
+from ..text import node_label, percent, plural, safe_line
+from .diagram import MOST_WORDS, Arrow, Box, Diagram
 
 MOST_NODES = 9
 _END = "metric"

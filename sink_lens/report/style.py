@@ -29,9 +29,9 @@ from matplotlib.legend import Legend
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
 
-from sink_lens.errors import InputError, RunError
-from sink_lens.records import refuse_file_of_run
-from sink_lens.text import token_text
+from ..errors import InputError, RunError
+from ..records import refuse_file_of_run
+from ..text import token_text
 
 INK, QUIET, GRID = "#222222", "#777777", "#cccccc"
 PAPER = "#fefefe"

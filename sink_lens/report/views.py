@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from sink_lens.arguments import value_in_words
-from sink_lens.errors import InputError, RunError
-from sink_lens.lazy import import_object
-from sink_lens.records import Run
-from sink_lens.records.provenance import plain_json
-from sink_lens.report.offline import frame_html, script_hashes, unpacking_script, write_page
-from sink_lens.report.page import run_label
-from sink_lens.report.patterns import first_token_texts, read_patterns, strongest_and_weakest_heads
-from sink_lens.text import as_text, head_name, neuron_name, plural, token_text
+from ..arguments import value_in_words
+from ..errors import InputError, RunError
+from ..lazy import import_object
+from ..records import Run
+from ..records.provenance import plain_json
+from ..text import as_text, head_name, neuron_name, plural, token_text
+from .offline import frame_html, script_hashes, unpacking_script, write_page
+from .page import run_label
+from .patterns import first_token_texts, read_patterns, strongest_and_weakest_heads
 
 _STYLE = (
     "h1 { font-size: 1rem; margin: 0 0 8px; } "
