@@ -25,7 +25,12 @@ def effect(baseline: Outcome, edited: Outcome, *, generator: np.random.Generator
     Raises:
         InputError: the runs read different positions or layers, or have different numbers of sequences.
     """
-    _check_same_reads(baseline, edited)
+    there, here = ((run.positions, run.layers, run.mass.shape[1]) for run in (baseline, edited))
+    if there != here:
+        raise InputError(
+            f"the baseline read positions, layers and sequences {there} and the edited run {here}; need the same: "
+            "give both runs the same tokens, positions and layers"
+        )
     rows = []
 
     def add(
@@ -135,13 +140,3 @@ def classify_change(
     if lost >= LOST_FRAC * had:
         return "relocated" if came else "removed"
     return "shared" if came else "unchanged"
-
-
-def _check_same_reads(baseline: Outcome, edited: Outcome) -> None:
-    there = (baseline.positions, baseline.layers, baseline.mass.shape[1])
-    here = (edited.positions, edited.layers, edited.mass.shape[1])
-    if there != here:
-        raise InputError(
-            f"the baseline read positions, layers and sequences {there} and the edited run {here}; need the same: "
-            "give both runs the same tokens, positions and layers"
-        )

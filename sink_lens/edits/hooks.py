@@ -294,16 +294,12 @@ def edits_in_texts(edits: Sequence[Edit] | Edit, tokens: TokenBatch) -> tuple[Ed
     for one in (edits,) if isinstance(edits, Edit) else edits:
         if one.laid is not None and tokens.given is not None:
             one = replace(one, change=one.laid(tokens.given), laid=None)
-        chosen = {
-            name: given
-            for name in ("positions", "keys")
-            if (given := getattr(one, name)) is not None
-        }
         places = {
             name: positions_in_all(own, tokens, of=f"the edit {one.label!r}")
-            for name, own in chosen.items()
+            for name in ("positions", "keys")
+            if (own := getattr(one, name)) is not None
         }
-        found.append(replace(one, **places) if places != chosen else one)
+        found.append(replace(one, **places))
     return tuple(found)
 
 
@@ -329,23 +325,18 @@ def edits_for_model(
         for layer in one.layers or ():
             check_index("layer", layer, lens.n_layers if site.per_layer else 1, of=one.label)
         if site.per_layer:
-            for name in (one.site, one.reads):
-                if name is not None:
-                    check_layers_have_site(lens, one.layers or (), site=name)
-        used, layers = (
-            [f"{name}s" for name in site.axis_names],
-            one.layers or lens.layers_with(one.site),
-        )
+            for name in filter(None, (one.site, one.reads)):
+                check_layers_have_site(lens, one.layers or (), site=name)
+        used = [f"{name}s" for name in site.axis_names]
         every = [
-            lens.axis_sizes(site.axes, n_positions=n_positions, layer=layer) for layer in layers
+            lens.axis_sizes(site.axes, n_positions=n_positions, layer=layer)
+            for layer in one.layers or lens.layers_with(one.site)
         ]
-        for axis, name, sizes in zip(
-            site.axes.split()[1:], used, zip(*every, strict=True), strict=True
-        ):
+        axes = site.axes.split()[1:]
+        for axis, name, sizes in zip(axes, used, zip(*every, strict=True), strict=True):
+            spoken = _SPOKEN.get(axis, axis).replace("_", "-")
             for index in getattr(one, name) or ():
-                check_index(
-                    _SPOKEN.get(axis, axis).replace("_", "-"), index, min(sizes), of=one.label
-                )
+                check_index(spoken, index, min(sizes), of=one.label)
         for name in ("heads", "units", "keys"):
             if getattr(one, name) is not None and name not in used:
                 raise InputError(
@@ -361,29 +352,26 @@ def _values_beside_others(one: Edit, old: Tensor, at: At, *, row: int) -> Tensor
     An edit of each sequence alone gives the same values as in the pass, in whatever row the sequence stands.
     """
     number = range(at.n_sequences)[at.sequences][row]
-    order = (
-        (0, 1) if number + 1 < at.n_sequences else (1, 0)
-    )  # the sequence, and another of the run
+    # the sequence, and another of the run
+    order = (0, 1) if number + 1 < at.n_sequences else (1, 0)
 
     def of_both(tensor: Tensor) -> Tensor:
         return torch.stack([(tensor[row], tensor[row] * 0.5)[place] for place in order])
 
-    places = {
-        "sequences": slice(number - order[0], number - order[0] + 2),
-        "valid": at.valid[[row, row]],
-    }
-    beside = replace(at, **places, read=None if at.read is None else of_both(at.read))
+    beside = replace(
+        at,
+        sequences=slice(number - order[0], number - order[0] + 2),
+        valid=at.valid[[row, row]],
+        read=None if at.read is None else of_both(at.read),
+    )
     try:
         found = one.change(of_both(old), beside)
     except Exception as error:
-        raise _mixing_error(
-            one, f"it fails with two sequences ({type(error).__name__}: {error})"
-        ) from error
-    return (
-        found[order[0]]
-        if isinstance(found, Tensor) and len(found) == len(order)
-        else old.new_full((1,), torch.inf)
-    )
+        why = f"it fails with two sequences ({type(error).__name__}: {error})"
+        raise _mixing_error(one, why) from error
+    if isinstance(found, Tensor) and len(found) == 2:
+        return found[order[0]]
+    return old.new_full((1,), torch.inf)
 
 
 def _hidden_keys(pattern: Tensor, *, reach: int | None) -> Bool[Tensor, "query key"]:
@@ -435,16 +423,13 @@ def _check_new_values(
         row, beside = alone[0], alone[1].to(old.device, old.dtype).float()
         own = new[row].float()
         before = old[row].float()  # what an edit takes away may be far larger than what it leaves
-        size = (
-            own.square().mean(-1, keepdim=True).sqrt() + before.norm(dim=-1, keepdim=True)
-            if own.dim()
-            else own.abs()
-        )
+        size = own.abs()
+        if own.dim():
+            size = own.square().mean(-1, keepdim=True).sqrt() + before.norm(dim=-1, keepdim=True)
         mixed = ((own - beside).abs() > 32 * torch.finfo(old.dtype).eps * (own.abs() + size)).any()
     found = [bad.any(), (new != old).any(), opened.any(), mixed]
-    is_bad, differs, is_opened, is_mixed = torch.stack(
-        found
-    ).tolist()  # together, since each would wait for the GPU
+    # together, since each would wait for the GPU
+    is_bad, differs, is_opened, is_mixed = torch.stack(found).tolist()
     if is_bad and bool(old.isfinite().all()):
         raise EditError(
             f"the edit {one.label!r} of {one.site!r} gave numbers that are not finite at layer {layer}; "

@@ -225,7 +225,7 @@ def run_unedited_layer(
     *,
     layer: int,
     begin: tuple[int, Tensor] | None,
-    held: Held | None = None,
+    held: Held,
 ) -> Known:
     """Compute a layer's activations without edits, from ``begin`` (a layer and its stream) or the tokens."""
     family = lens.family
@@ -244,9 +244,7 @@ def run_unedited_layer(
     first, stream = (0, None) if begin is None else begin
     layout = Layout(n_sequences=tokens.shape[0], n_positions=tokens.shape[1], begins=(0,))
     given = None if stream is None else layout.values_by_row(stream)
-    asked = Pass(
-        layout=layout, first=first, last=layer + 1, stream=given, taps=taps, held=held or {}
-    )
+    asked = Pass(layout=layout, first=first, last=layer + 1, stream=given, taps=taps, held=held)
     partial_pass(lens, tokens, asked)
     whole = {name: tensor.reshape(*tokens.shape, -1) for name, tensor in found.items()}
     return Known(layer=layer, neurons=whole.pop("neurons", None), **whole)
