@@ -127,15 +127,9 @@ def amplify(
 ) -> Edit:
     """Make an edit that amplifies (factor above 1) or attenuates the variance of some tokens' aggregated values.
 
-    Args:
-        factor: factor of the deviation from the centre; 1 changes nothing.
-        positions: the token positions to edit.
-        layers: they should come before the layers that are observed.
-        centre: ``none`` is the norm-only control.
-        means: the result of ``centring_means``; not needed if the centre is ``none``.
-        heads: query heads; None means all.
-        site: that of the aggregated values: ``lens.family.aggregated_site``.
-        label: name of the edit.
+    The factor is that of the deviation from the centre; 1 changes nothing. The layers should come before those that are
+    observed. ``means`` are the result of ``centring_means``; the centre ``none``, the norm-only control, needs none.
+    ``site`` is that of the aggregated values: ``lens.family.aggregated_site``.
 
     Raises:
         InputError: the factor is not finite, or means are missing.

@@ -198,12 +198,8 @@ def _named_edit(
 def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpack[Where]) -> Edit:
     """Make an edit that adds a vector, or a number, as steering does: ``values + factor * vector``.
 
-    Args:
-        site: the site to edit, such as ``resid_post``.
-        vector: a number, or a tensor that fits the last axes of the chosen part, such as one of ``d_model`` numbers. If
-            it has all axes and the first has the size of the whole batch, each sequence gets its own.
-        factor: what the vector is multiplied by.
-        **where: the chosen part.
+    The vector fits the last axes of the chosen part, such as one of ``d_model`` numbers. If it has all axes and the
+    first has the size of the whole batch, each sequence gets its own.
 
     Raises:
         EditError: when run, if the vector does not fit the part.
@@ -250,12 +246,10 @@ def clamp(
 def freeze(site: str, values: Mapping[int, Tensor], **where: Unpack[Where]) -> Edit:
     """Make an edit that replaces values by given ones, such as a mean or the values of another run.
 
-    Args:
-        site: the site to edit.
-        values: layer -> the new values of the chosen part, with the site's axes. An axis of size 1 is repeated. If the
-            first axis has the size of the whole batch, each sequence gets its own values. Those that ``capture`` gives
-            of what a tokenizer returns lie as its tokens do; where they are nan at padding, nothing is replaced.
-        **where: the chosen part; ``layers`` defaults to the layers of ``values``.
+    ``values`` is layer -> the new values of the chosen part, with the site's axes; ``layers`` defaults to theirs. An
+    axis of size 1 is repeated. If the first axis has the size of the whole batch, each sequence gets its own values.
+    Those that ``capture`` gives of what a tokenizer returns lie as its tokens do; where they are nan at padding,
+    nothing is replaced.
     """
     if any(layer < 0 for layer in values):
         raise InputError(
@@ -319,12 +313,8 @@ def resample(
 ) -> Edit:
     """Make an edit that gives each sequence the values of another sequence, drawn without replacement.
 
-    Args:
-        site: the site to edit.
-        values: layer -> the current values of the chosen part, with the sequences as first axis. They must be of real
-            tokens: padding would be put under real tokens of a longer sequence.
-        generator: draws the order.
-        **where: the chosen part.
+    ``values`` is layer -> the current values of the chosen part, with the sequences as first axis. They must be of real
+    tokens: padding would be put under real tokens of a longer sequence.
     """
     n = next(iter(values.values())).shape[0] if values else 0
     if n < 2:

@@ -34,13 +34,9 @@ def visible_keys(
 def window(size: int, *, keep: int | Bool[Tensor, "batch position"] = 0, label: str = "") -> Edit:
     """Make an edit that attends as if a cache of ``size`` tokens evicted the oldest; positions stay as they are.
 
-    The edit changes the scores after the model's own mask, so sliding windows and padding keep their effect.
-
-    Args:
-        size: tokens in the cache, the query's own included.
-        keep: tokens that are never evicted: a number of first tokens, or a mask that lies as the run's tokens do, such
-            as that of ``sink_mask``.
-        label: name of the edit.
+    The size counts the query's own token. ``keep`` are tokens that are never evicted: a number of first tokens, or a
+    mask that lies as the run's tokens do, such as that of ``sink_mask``. The edit changes the scores after the model's
+    own mask, so sliding windows and padding keep their effect.
 
     Raises:
         InputError: the cache is too small for the tokens that are kept.

@@ -79,14 +79,10 @@ def from_hook(
 ) -> Edit:
     """Make an edit from a hook function of TransformerLens, for ``run_with``, ``sweep`` and ``patch``.
 
-    The function gets a copy of the whole activation, ``[batch, position, ...]``, and a ``HookPoint`` with this name. A
-    call may get some of the run's sequences only; it never gets those of another cell of a sweep.
-
-    Args:
-        name: the hook point, such as ``blocks.5.hook_resid_post``; it must be that of a site.
-        function: ``function(tensor, hook)``, which gives a new tensor, or changes the tensor and gives None.
-        model: needed for hook points in the MLP, which are other sites in other families.
-        label: of the edit, in tables and messages.
+    The function gets a copy of the whole activation, ``[batch, position, ...]``, and a ``HookPoint`` with this name; it
+    gives a new tensor, or changes the tensor and gives None. A call may get some of the run's sequences only; it never
+    gets those of another cell of a sweep. The model is needed for hook points in the MLP, which are other sites in
+    other families.
 
     Raises:
         SiteError: no site stands at the hook point.

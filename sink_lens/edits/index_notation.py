@@ -15,13 +15,9 @@ from .part import Indices
 
 
 def axis_values(given: Any, *, name: str, size: int, first: int = 0) -> list[Indices]:
-    """Turn an axis of a grid into its values: sets of indices that one edit changes together.
+    """Turn an axis of a grid into its values: sets of indices from ``first`` to ``size`` - 1 to change together.
 
-    Args:
-        given: ``each``, ``all``, a number, a range such as ``0-3,7``, or a list of these.
-        name: name of the axis, for error messages.
-        size: number of indices.
-        first: the first index that can be edited.
+    ``given`` is ``each``, ``all``, a number, a range such as ``0-3,7``, or a list of these.
     """
     need = range(first, size)
     if isinstance(given, str) and given == "all":

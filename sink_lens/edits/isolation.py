@@ -16,15 +16,10 @@ from .constructors import At, Edit, edit
 def isolate(
     positions: Sequence[int], *, layers: Sequence[int] | None = None, label: str = "isolation"
 ) -> Edit:
-    """Make an edit that isolates ``positions``: each of them sees no token before it.
+    """Make an edit that isolates ``positions``, each 1 or later: each of them sees no token before it.
 
     The edit changes the scores after the model's own mask, so sliding windows and padding keep their effect. A learned
     sink logit (gpt-oss) keeps its share.
-
-    Args:
-        positions: the positions to isolate, each 1 or later.
-        layers: None means all.
-        label: name of the edit.
     """
     chosen = sorted({int(position) for position in positions})
     if not chosen:

@@ -237,8 +237,7 @@ def loss() -> Metric:
 def kl_to(logits: Float[Tensor, "batch position vocab"]) -> Metric:
     """KL divergence between the given predictions and those of the run, KL(given || run), mean over tokens, in nats.
 
-    Args:
-        logits: those of another run on the same sequences: ``run_with(..., logits=True).logits``.
+    ``logits`` are those of another run on the same sequences: ``run_with(..., logits=True).logits``.
     """
     own = _log_probabilities(logits.detach().float().cpu())
 

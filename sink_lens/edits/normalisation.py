@@ -38,14 +38,9 @@ def variance_calibration(
 ) -> Edit:
     """Make an edit that amplifies (factor above 1) or attenuates (below 1) aggregated values around a centre.
 
-    Args:
-        factor: one number, or one for each head of the model (also for heads that are not chosen). With a factor of 1
-            the result is bit-identical.
-        layers: None means all, or the layers of the centre if one is given.
-        positions: None means all.
-        heads: query heads; None means all.
-        centre: layer -> mu for each head of the model; without a centre mu is 0, and the edit scales z.
-        label: name of the edit.
+    The factor is one number, or one for each head of the model (also for heads that are not chosen). With a factor of 1
+    the result is bit-identical. ``centre`` is layer -> mu for each head of the model; without it mu is 0, and the edit
+    scales z. ``layers`` defaults to those of the centre.
 
     Raises:
         InputError: the factor is not finite or has no head axis, or a layer has no centre.
@@ -87,16 +82,9 @@ def head_rms_norm(
 ) -> Edit:
     """Make an edit that divides aggregated values by the head's root mean square, and multiplies them by ``target``.
 
-    Without training, the value of the target is a guess; ``natural_rms`` measures a good one.
-
-    Args:
-        target: the paper's gamma: one number, or layer -> a tensor [head], [d_head] or [head d_head] with all heads of
-            the model.
-        layers: None means all, or the layers of the target if it has layers.
-        heads: query heads; None means all.
-        positions: None means all.
-        eps: number added to the mean square.
-        label: name of the edit.
+    The target is the paper's gamma: one number, or layer -> a tensor [head], [d_head] or [head d_head] with all heads
+    of the model; ``layers`` defaults to its layers. Without training, its value is a guess; ``natural_rms`` measures a
+    good one. ``eps`` is added to the mean square.
 
     Raises:
         InputError: the target is not finite, eps is below 0, or a layer has no target.

@@ -130,10 +130,8 @@ WIDTHS: Mapping[str, float] = {"page": 9.0, "paper": 6.75}
 def draw_diagram(diagram: Diagram, *, style: Style, width: float | None = None) -> Figure:
     """Draw a diagram as a figure, in the largest type that fits.
 
-    Args:
-        diagram: what is drawn.
-        style: ``page`` (for a report and for slides) or ``paper`` (with serifs, as wide as one column or two).
-        width: inches; a figure for a paper that is narrower than 5 is read from top to bottom.
+    The style ``page`` is for a report and for slides, ``paper`` has serifs, and is as wide as one column or two.
+    ``width`` is in inches; a figure for a paper that is narrower than 5 is read from top to bottom.
 
     Raises:
         InputError: another style, or more than fits into the width.

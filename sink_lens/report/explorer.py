@@ -94,13 +94,9 @@ def edge_graph(
     """Return a circuit of edges as a graph in Neuronpedia's JSON.
 
     Its nodes are the input, heads, key-value heads that several heads share, MLPs and the logits. A node's influence is
-    the sum of its edges' magnitudes, over that of all edges.
-
-    Args:
-        edges: a row per edge, with ``writer``, ``reader``, ``span``, ``score`` and further columns to keep.
-        model: name of the model.
-        tokens: texts of the first prompt's tokens.
-        **about: title, unit, n_layers, group (heads that share a key-value head), curve and further metadata.
+    the sum of its edges' magnitudes, over that of all edges. ``edges`` has ``writer``, ``reader``, ``span``, ``score``
+    and further columns to keep; ``tokens`` are those of the first prompt; ``about`` has title, unit, n_layers, group
+    (heads that share a key-value head), curve and further metadata.
     """
     spans = list(dict.fromkeys(map(str, edges["span"])))
     kept = ("standard_error", "inclusion", "in_circuit", "core")

@@ -23,14 +23,9 @@ def save_figures(
 ) -> tuple[list[Path], list[str]]:
     """Write every figure of the runs' pages, and its numbers as CSV; of several runs, names begin with ``run-1-``.
 
-    Args:
-        runs: folders of runs.
-        folder: where the files go.
-        formats: some of ``FORMATS``; pixels have 300 dpi.
-        only: the figures to write, by the names of their files without an ending; all of them if empty.
-
-    Returns:
-        The files; and a text for each figure that could not be drawn, with the reason.
+    ``formats`` are some of ``FORMATS``; pixels have 300 dpi. ``only`` are the figures to write, by the names of their
+    files without an ending; all of them if empty. Returns the files; and a text for each figure that could not be
+    drawn, with the reason.
     """
     refuse_tilde(folder, what="the folder of the figures")
     check_formats(formats)

@@ -60,10 +60,7 @@ def first_figure(run: Run) -> "Figure":
 
 
 def circuit_of(source: Run | Result | str | Path) -> Drawable:
-    """Return the circuit of a run of ``trace`` or ``circuit``.
-
-    Args:
-        source: a result, a run, or its folder.
+    """Return the circuit of a run of ``trace`` or ``circuit``, which is given as a result, a run, or its folder.
 
     Raises:
         RunError: the run is of another kind, or lacks what a circuit needs.

@@ -179,19 +179,9 @@ def colored_tokens(
 ) -> View:
     """Show a text with each token coloured by its number.
 
-    Args:
-        source: numbers, one per position; or a model, a capture of ``pattern`` or a traced run: then the attention that
-            a token gets from those after it, the mean over the heads. Tokens that fewer than 8 come after are not
-            coloured, and the title says so.
-        tokens: as in ``attention_heads``, like the arguments below.
-        sequence: the index of the sequence in a capture and a token batch.
-        layers: layers of a capture.
-        heads: heads of a capture or run.
-        tokenizer: decodes the ids of a token batch.
-
-    Raises:
-        InputError: the shapes do not fit, or there are too many numbers for a browser.
-        RunError: the run has no patterns.
+    ``source`` are numbers, one per position; or a model, a capture of ``pattern`` or a traced run: then the attention
+    that a token gets from those after it, the mean over the heads. Tokens that fewer than 8 come after are not
+    coloured, and the title says so. The other arguments, and errors, are those of ``attention_heads``.
     """
     if _is_model(source):
         source, tokens = _run_model(
@@ -229,12 +219,8 @@ def neuron_activations(
 ) -> View:
     """Show a text with each token coloured by the activation of a neuron, which the reader chooses.
 
-    Args:
-        model: what ``load`` takes, or a model in memory.
-        tokens: a text, or what ``capture`` takes.
-        layer: the layer of the neurons, -1 the last.
-        neurons: the neurons; None is the eight with the largest activation anywhere in the text.
-        sequence: which of several sequences is shown.
+    The neurons are, by default, the eight with the largest activation anywhere in the text. ``tokens`` are a text, or
+    what ``capture`` takes, of which one sequence is shown.
 
     Raises:
         InputError: a layer or neuron does not exist.
