@@ -150,8 +150,8 @@ def quantisation(
     The site has a token axis: an input of linear layers (``attn_in``, ``z``, ``mlp_in``, ``neurons``), the cache
     (``k``, before its rotation, and ``v``), or the stream. ``tokens`` is True at those that are kept; it lies as the
     run's tokens do, such as that of ``sink_mask``. ``channels`` is layer -> those that are kept, the heads of a site
-    joined into one axis; a layer that is missing keeps none, and may be a text, as in the ``kept_channels`` of a JSON
-    file.
+    joined into one axis; a layer that is missing keeps none. A layer may be a text, as in the ``kept_channels`` of a
+    JSON file.
 
     Raises:
         InputError: there is no such format, or a channel is named twice.
