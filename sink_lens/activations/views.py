@@ -64,6 +64,7 @@ class Reading:
     """None means every layer."""
 
     def reads_layer(self, layer: int) -> bool:
+        """Check whether the reading reads this layer."""
         return self.layers is None or layer in self.layers
 
     def read(self, view: LayerView) -> Tensor | None:

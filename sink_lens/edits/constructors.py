@@ -86,6 +86,7 @@ class Edit:
         return Part(**{field.name: getattr(self, field.name) for field in fields(Part)})
 
     def edited_layers(self, n_layers: int) -> tuple[int, ...]:
+        """Return the layers that the edit changes in a model with ``n_layers``."""
         return tuple(range(n_layers)) if self.layers is None else self.layers
 
     def with_layers_from_start(self, n_layers: int) -> "Edit":
