@@ -133,7 +133,8 @@ class Typer(typer.Typer):
     """An app whose commands are of the class ``Command``."""
 
     def command(self, name: str | None = None, **given: Any) -> Any:
-        return super().command(name, **{"cls": Command} | given)
+        named: dict[str, Any] = {"cls": Command} | given
+        return super().command(name, **named)
 
 
 app = Typer(

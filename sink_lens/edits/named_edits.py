@@ -101,7 +101,8 @@ class EditSpec:
     def fields(self) -> dict[str, Any]:
         """All that determines the edit, with the hash of a vector's file."""
         chosen = {axis: self.part.indices_on(axis) for axis in AXES}
-        found = {"kind": self.kind, "site": self.part.site} | chosen | self._named_options
+        found: dict[str, Any] = {"kind": self.kind, "site": self.part.site}
+        found |= chosen | self._named_options
         if "vector" in found:
             found["vector_hash"] = hash_vector(found["vector"])
         return found

@@ -55,8 +55,9 @@ def answers(
         row[:length].tolist()
         for row, length in zip(batch.tokens.cpu(), batch.lengths.tolist(), strict=True)
     ]
-    alone = answer is None or isinstance(answer, str | int)
-    given = [answer] * len(prompts) if alone else list(answer)
+    given = (
+        [answer] * len(prompts) if answer is None or isinstance(answer, str | int) else list(answer)
+    )
     if len(given) != len(prompts):
         raise InputError(
             f"there are {len(given)} answers for {len(prompts)} prompts; need one, or one for each"

@@ -114,7 +114,7 @@ def _run_in_turn(
             if len(pack) > 1:
                 waiting.extendleft((number,) for number in reversed(pack))
                 continue
-            found = [failed(pack[0], error)]
+            found = [failed(next(iter(pack)), error)]
         advance(len(pack))
         every += found
     return every

@@ -21,7 +21,8 @@ def sink_rate_by_position(run: Run) -> dict[int, float]:
         return {}
     numbers = heads[["sink_position", "sink_rate"]].astype(float)
     rates = pd.Series(numbers.groupby("sink_position", sort=False)["sink_rate"].mean()).dropna()
-    return {int(place): float(rate) for place, rate in rates.items()}
+    places = zip(rates.index, rates.to_numpy(float), strict=True)
+    return {int(place): float(rate) for place, rate in places}
 
 
 def studied_position(run: Run) -> int:

@@ -186,8 +186,8 @@ def _values_on_grid(
         )
     grid = np.full((len(rows), len(columns)), np.nan)
     places, beside = ({one: at for at, one in enumerate(axis)} for axis in (rows, columns))
-    at_row = frame[down].map(places)
-    at_column = [0] * len(frame) if across is None else frame[across].map(beside)
+    at_row = frame[down].map(places.get)
+    at_column = [0] * len(frame) if across is None else frame[across].map(beside.get)
     for row, column, number in zip(at_row, at_column, frame[value].to_numpy(float), strict=True):
         if not np.isnan(number) and not abs(grid[row, column]) >= abs(number):
             grid[row, column] = number
@@ -366,7 +366,8 @@ def without_formulas(figure: F) -> F:
 
 @contextlib.contextmanager
 def _drawing(settings: dict[Any, Any]) -> Iterator[None]:
-    with mpl.rc_context({"text.parse_math": False} | settings), warnings.catch_warnings():
+    settings = {"text.parse_math": False} | settings
+    with mpl.rc_context(settings), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=_NO_GLYPH)
         yield
 
