@@ -1,8 +1,7 @@
 """The user's cache: folders that are either complete or absent, and the hashes by which their files are checked.
 
 A cache folder is written as ``.part`` and then renamed. It has a lock beside it, and a manifest with the size, time
-stamp and hash of each of its files. The cache has one folder for each kind of entry: models, data, packed, vocabularies
-and others that later packages add.
+stamp and hash of each of its files. Models, data, packs and vocabularies have a folder each.
 """
 
 import contextlib
@@ -20,33 +19,34 @@ from filelock import FileLock, Timeout
 from sink_lens.files import is_plain_file_name, parse_json
 
 MANIFEST = "manifest.json"
-"""Name of the file that lists the content of a cache folder."""
 _PART = ".part"
 _OLD = ".old"
 
 
 def cache_folder() -> Path:
-    """Return the folder of the cache: what ``SINK_LENS_CACHE`` says, else ``sink_lens`` in the user's cache folder."""
+    """Return what ``SINK_LENS_CACHE`` says, else ``sink_lens`` in the user's cache folder."""
     chosen = os.environ.get("SINK_LENS_CACHE")
     return expand_home(chosen).absolute() if chosen else platformdirs.user_cache_path("sink_lens")
 
 
 def expand_home(path: str | os.PathLike[str]) -> Path:
-    """Replace a leading ``~`` in a path by the user's home folder; the path is unchanged if there is no such user."""
+    """Replace a leading ``~`` in a path by the user's home folder, if there is such a user."""
     return Path(os.path.expanduser(path))  # noqa: PTH111  # Path.expanduser raises where there is no such user
 
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, *, waiting: Callable[[], object] | None = None) -> Iterator[None]:
-    """Lock a cache folder for one process; a second one calls ``waiting`` and waits. The lock file stays.
+    """Lock a cache folder for one process; a second one calls ``waiting`` and waits.
+
+    The lock file, which ``FOLDER.part`` and ``FOLDER.old`` share, stays: removing it while another process waits is a
+    race.
 
     Raises:
         OSError: the lock file cannot be written.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(
-        _lock_path(folder)
-    )  # its file stays: removing it while another process waits for it is a race
+    name = f"{folder.name.removesuffix(_PART).removesuffix(_OLD)}.lock"
+    lock = FileLock(folder.with_name(name))
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -63,7 +63,7 @@ def lock_folder(folder: Path, *, waiting: Callable[[], object] | None = None) ->
 def write_new_folder(folder: Path) -> Iterator[Path]:
     """Open a ``.part`` folder to write into; it replaces ``folder`` if the block ends without an error.
 
-    Use it inside `lock_folder`. If the block ends with any error, including Ctrl-C, nothing is left behind.
+    Use it inside `lock_folder`. After any error, including Ctrl-C, nothing is left behind.
 
     Raises:
         OSError: the folder cannot be written.
@@ -77,9 +77,7 @@ def write_new_folder(folder: Path) -> Iterator[Path]:
     try:
         yield part
         if folder.exists():
-            folder.replace(
-                old
-            )  # not removed before the new one is there: Ctrl-C between the two brings it back
+            folder.replace(old)  # Ctrl-C before the new one is there brings it back
         part.replace(folder)
     except BaseException:  # Ctrl-C too
         if old.exists() and not folder.exists():
@@ -90,7 +88,7 @@ def write_new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write the manifest of a folder: ``content``, and the size, time stamp and hash of every file in the folder.
+    """Write a folder's manifest: ``content``, and size, time stamp and hash of every file.
 
     Raises:
         OSError: the manifest cannot be written.
@@ -121,8 +119,7 @@ def describe_damage(
 ) -> str | None:
     """Describe the first file that is missing, of another size or changed; None if all files fit the manifest.
 
-    A file is hashed only if its time stamp is not the recorded one. With ``sizes_only`` no file is hashed, so a change
-    that leaves the size as it was is not found.
+    A file is hashed only if its time stamp is not the recorded one, and never with ``sizes_only``.
     """
     for name, recorded in manifest["files"].items():
         path = folder / name
@@ -145,8 +142,3 @@ def _size_and_time(path: Path) -> dict[str, int]:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
-
-
-def _lock_path(folder: Path) -> Path:
-    """Return the path of a cache folder's lock file; ``FOLDER.part`` and ``FOLDER.old`` have the same lock file."""
-    return folder.with_name(f"{folder.name.removesuffix(_PART).removesuffix(_OLD)}.lock")

@@ -1,6 +1,6 @@
 """What a tokenizer, a collator or a trainer gives, as one text a row: every key is read, or refused by name.
 
-- ``input_ids`` in rows of one length, or of one text.
+- ``input_ids`` in rows of one length.
 - ``attention_mask``: 0 at padding, which may stand on either side of a text, and 1 elsewhere.
 - ``position_ids``, ``cu_seq_lens_*`` and ``seq_idx``: where texts begin that are packed into rows. A text of a single
   token beside others is left out, since trainers pad with such texts.
@@ -20,13 +20,14 @@ from .given import Given
 
 INTEGER_DTYPES = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 _ENDS = "cu_seq_lens"
-"""What the names of running totals of lengths begin with."""
+"""Start of the names of running totals of lengths."""
 _READ = ("input_ids", "attention_mask", "position_ids", "seq_idx", "labels")
 _UNLABELLED = -100
 _NO_TYPES = ": tokenizer(..., return_token_type_ids=False). GPT-2 and its kin add an embedding even for zeros"
 
 Texts = tuple[Int[Tensor, "document position"], Int[Tensor, " document"], Given | None]
-"""Tokens, a text a row and padded on the right, their lengths, and where they were given."""
+"""Tokens, a text a row and padded on the right; their lengths; where they were given, None if every token lies
+there."""
 
 
 def collated_texts(
@@ -34,8 +35,7 @@ def collated_texts(
 ) -> tuple[Tensor, Tensor | None, Given | None, Tensor | None]:
     """Read a mapping of tensors, arrays or lists: the `Texts` in it, and where its tokens, as given, are labelled.
 
-    Lengths are None where all rows are whole, places where every token lies where it was given, and labels where the
-    mapping has none.
+    Lengths are None where all rows are whole, and labels where the mapping has none.
 
     Raises:
         InputError: a key that is not read, or one that contradicts another.
@@ -49,10 +49,9 @@ def collated_texts(
             for name, value in given.items()
             if name in _READ or name.startswith(_ENDS)
         }
-        found = {
-            name: one[None] if one.ndim == 1 and not name.startswith(_ENDS) else one
-            for name, one in found.items()
-        }
+        for name in found.keys() & _READ:
+            if found[name].ndim == 1:
+                found[name] = found[name][None]
         tokens = found["input_ids"]
     except (TypeError, ValueError, RuntimeError, KeyError) as error:
         raise InputError(
@@ -85,7 +84,7 @@ def texts_of_rows(
 ) -> Texts:
     """Move every text of rows of tokens to the beginning of a row of its own.
 
-    ``mask`` is 1 at real tokens; ``places`` are name -> what says where texts begin (see the module's docstring).
+    ``mask`` is 1 at real tokens; ``places`` are what says where texts begin (see the module's docstring).
 
     Raises:
         InputError: a mask that is not 0 and 1, or has a gap; or a name that fits neither tokens nor another name.
@@ -106,16 +105,12 @@ def texts_of_rows(
     moved = tokens.flatten()[index]
     moved, index = moved.masked_fill(padding, 0) if known else moved, index.masked_fill(padding, -1)
     as_it_lies = torch.arange(tokens.numel(), device=tokens.device).view_as(tokens)
-    lies_as_given = index.shape == tokens.shape and torch.equal(index, as_it_lies)
-    return (
-        moved,
-        lengths,
-        None if lies_as_given else Given(index=index, shape=(len(tokens), n_columns)),
-    )
+    given = Given(index=index, shape=(len(tokens), n_columns))
+    return moved, lengths, None if torch.equal(index, as_it_lies) else given
 
 
 def _padded_texts(real: Bool[Tensor, "batch packed"]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return row, first column and length of the text in each row; refuse a row whose real tokens have a gap."""
+    """Return row, first column and length of the text in each row."""
     starts, lengths = real.int().argmax(1), real.sum(1)
     order = torch.arange(real.shape[1], device=real.device)
     whole = (order >= starts[:, None]) & (order < (starts + lengths)[:, None])
@@ -130,16 +125,13 @@ def _padded_texts(real: Bool[Tensor, "batch packed"]) -> tuple[Tensor, Tensor, T
 def _packed_texts(
     places: Mapping[str, Tensor], *, tokens: Tensor, real: Bool[Tensor, "batch packed"]
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return row, first column and length of each text that ``places`` tell apart, by name -> tensor.
-
-    Names that disagree are refused, and so is a text that does not begin at position 0.
-    """
+    """Return row, first column and length of each text that ``places`` tell apart."""
     begins = {
         name: _beginnings(name, one, tokens=tokens, real=real) for name, one in places.items()
     }
     (first, wanted), *others = begins.items()
     for name, one in others:
-        if bool((wrong := (one != wanted) & real).any()):
+        if (wrong := (one != wanted) & real).any():
             row, column = wrong.nonzero()[0].tolist()
             raise InputError(
                 f"{first} and {name} do not agree whether a text begins in row {row}, column {column}; need those of "
@@ -167,19 +159,15 @@ def _packed_texts(
 def _real_tokens(tokens: Tensor, mask: Tensor | None) -> Bool[Tensor, "batch packed"]:
     if mask is None:
         return torch.ones_like(tokens, dtype=torch.bool)
-    _check_shape(
-        tokens,
-        "attention_mask",
-        mask,
-        way_out="For texts that are packed into rows give position_ids",
-    )
+    packed = "For texts that are packed into rows give position_ids"
+    _check_shape(tokens, "attention_mask", mask, way_out=packed)
     return mask_of_tokens(mask)
 
 
 def mask_of_tokens(mask: Tensor) -> Bool[Tensor, "batch packed"]:
     known = (mask == 0) | (mask == 1)
-    if mask.is_complex() or not bool(known.all()):
-        row, column = (~known).nonzero()[0].tolist() if not bool(known.all()) else (0, 0)
+    if mask.is_complex() or not known.all():
+        row, column = (0, 0) if known.all() else (~known).nonzero()[0].tolist()
         raise InputError(
             f"the attention_mask is {mask[row, column].item()} in row {row}, column {column}; need 0 at padding and 1 "
             "elsewhere. Numbers of the texts that are packed into a row are seq_idx"
@@ -190,7 +178,7 @@ def mask_of_tokens(mask: Tensor) -> Bool[Tensor, "batch packed"]:
 def _beginnings(
     name: str, places: Tensor, *, tokens: Tensor, real: Tensor
 ) -> Bool[Tensor, "batch packed"]:
-    """Return True at the first token of each text, as ``places`` says, which is given as ``name``."""
+    """Return True at the first token of each text, as ``places``, called ``name``, says."""
     if places.dtype not in INTEGER_DTYPES:
         raise InputError(f"{name} are {type_and_shape(places)}; need integers")
     if name.startswith(_ENDS):
@@ -227,7 +215,7 @@ def _read_labels(
 ) -> Bool[Tensor, "batch packed"] | None:
     """Return True where the labels say that a token's loss counts; None without labels.
 
-    Labels of real tokens, which are those of ``index``, must be the token ids where they count.
+    Labels of real tokens, those of ``index``, must be the token ids where they count.
     """
     if "labels" not in found:
         return None
@@ -238,7 +226,7 @@ def _read_labels(
         real = torch.zeros_like(labelled).flatten()
         real[index.index[index.index >= 0]] = True
         real = real.view_as(labelled)
-    if bool((wrong := labelled & real & (labels != tokens)).any()):
+    if (wrong := labelled & real & (labels != tokens)).any():
         row, column = wrong.nonzero()[0].tolist()
         raise InputError(
             f"labels have {labels[row, column].item()} in row {row}, column {column}, where input_ids have "

