@@ -12,11 +12,11 @@ from torch import Tensor, nn
 def repeat_kv_heads(
     tensor: Float[Tensor, "batch kv_head key d_head"], *, n_heads: int
 ) -> Float[Tensor, "batch head key d_head"]:
-    """Repeat each key-value head's keys or values for every query head that shares them: ``n_heads`` heads in all."""
+    """Repeat each key-value head's keys or values for every query head that shares them."""
     groups = n_heads // tensor.shape[1]
-    return (
-        tensor if groups == 1 else tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
-    )
+    if groups == 1:
+        return tensor
+    return tensor[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
 def softcap_scores(
@@ -28,7 +28,7 @@ def softcap_scores(
 def add_alibi(
     scores: Float[Tensor, "batch head query key"], slopes: Float[Tensor, " head"] | None
 ) -> Float[Tensor, "batch head query key"]:
-    """Add ALiBi's bias to scores: each head's slope times the position of the key; without slopes, add nothing."""
+    """Add ALiBi's bias to scores: each head's slope times the position of the key."""
     if slopes is None:
         return scores
     keys = torch.arange(scores.shape[-1], device=scores.device)
@@ -38,7 +38,7 @@ def add_alibi(
 def append_alibi_dimension(
     query: Tensor, key: Tensor, *, slopes: Float[Tensor, " head"]
 ) -> tuple[Tensor, Tensor]:
-    """Append to each query its head's slope and to each key its position: their products then contain ALiBi's bias."""
+    """Append to each query its head's slope and to each key its position: products then contain ALiBi's bias."""
     places = torch.arange(key.shape[2], device=key.device, dtype=key.dtype)[:, None].expand(
         *key.shape[:3], 1
     )
@@ -54,19 +54,14 @@ def weights_from_scores(
 ) -> Float[Tensor, "batch head query key"]:
     """Compute attention weights in float32 from masked scores: by softmax, or by a ``sigmoid``.
 
-    ``sink`` has logits, one for each head or for each query of each head; they take mass and belong to no key. Rows of
-    sigmoids need not sum to 1.
+    ``sink`` has logits, one for each head or for each query of each head; they take mass and belong to no key.
     """
     if sigmoid:
         return scores.float().sigmoid()
     if sink is None:
         return nn.functional.softmax(scores, dim=-1, dtype=torch.float32)
-    column = (
-        sink[..., None]
-        if sink.dim() == 3
-        else sink.reshape(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-    )
-    both = torch.cat([scores, column.to(scores.dtype)], dim=-1)
+    column = sink if sink.dim() == 3 else sink[:, None].expand(scores.shape[:3])
+    both = torch.cat([scores, column[..., None].to(scores.dtype)], dim=-1)
     both = both - both.max(dim=-1, keepdim=True).values
     return nn.functional.softmax(both, dim=-1, dtype=torch.float32)[..., :-1]
 
@@ -74,10 +69,7 @@ def weights_from_scores(
 def add_sink_logits(
     lse: Float[Tensor, "batch head query"], sink: Tensor | None
 ) -> Float[Tensor, "batch head query"]:
-    """Return the log-sum-exp of each query's scores and its sink logit.
-
-    ``lse`` is that of the scores alone, and is returned itself if ``sink`` is None.
-    """
+    """Return the log-sum-exp of each query's scores, whose own is ``lse``, and its sink logit."""
     if sink is None:
         return lse
     sink = sink.detach().float()

@@ -13,9 +13,8 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, 
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 VOCAB_SIZE = 300
-"""Token ids of the model and of `tiny_tokenizer`."""
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
-"""Ids of the special tokens, in the configuration of the model and in `tiny_tokenizer`."""
+"""Ids of the special tokens."""
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 48,
@@ -26,18 +25,13 @@ SIZES: dict[str, Any] = {
     "eos_token_id": EOS_ID,
     "pad_token_id": None,
 }
-"""Sizes of a tiny model, by the names of Hugging Face."""
 
 
 def build_random_model(config: Any, *, seed: int, noise: float) -> PreTrainedModel:
-    """Build a language model of ``config`` with random weights, drawn with ``seed``.
-
-    Biases and gains get normal noise with the standard deviation ``noise``.
-    """
+    """Build a model of ``config``, drawn with ``seed``; biases and gains get normal noise of deviation ``noise``."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed would reseed the GPUs of the caller too
+        # torch.manual_seed would reseed the GPUs of the caller too
+        torch.default_generator.manual_seed(seed)
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -59,10 +53,8 @@ _MERGES = (  # noqa: SIM905 - a list would take a page
 def tiny_tokenizer(*, adds_bos: bool = False) -> PreTrainedTokenizerFast:
     """Build a byte-level tokenizer of 300 ids in memory. Any text round-trips, and every id has an entry.
 
-    The special tokens are `<pad>` 0, `<s>` 1 and `</s>` 2. There is no unknown token, since bytes cover all text.
-
-    Args:
-        adds_bos: Whether the tokenizer puts `<s>` before every encoded text, as Llama's does.
+    The special tokens are `<pad>` 0, `<s>` 1 and `</s>` 2. With ``adds_bos``, `<s>` comes before every encoded text, as
+    in Llama's.
     """
     special = ["<pad>", "<s>", "</s>"]
     merges = [(left, right) for left, right in (merge.split() for merge in _MERGES)]
@@ -108,15 +100,16 @@ def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
     """Make a small Llama with a hand-written sink at BOS, or the same model without the neuron that makes the sink.
 
     The seed decides the indices of neuron and dimension and the sign of the outlier. BOS is the sink at any position.
-    With `sink=False` the neuron keeps its random weights and all other weights are bit-identical: the two models differ
-    only in one row of `gate_proj`, one row of `up_proj` and one column of `down_proj`.
+    With `sink=False` the neuron keeps its random weights and all other weights are bit-identical.
     """
-    fields: dict[str, Any] = SIZES | {"num_key_value_heads": 2, "intermediate_size": 80}
-    fields |= {"num_hidden_layers": 5, "initializer_range": 0.1}
-    rope = {"rope_type": "default", "rope_theta": 1e6}
-    model: Any = build_random_model(
-        LlamaConfig(**fields, rope_parameters=rope), seed=seed, noise=0.02
+    fields = SIZES | dict[str, Any](
+        num_hidden_layers=5,
+        num_key_value_heads=2,
+        intermediate_size=80,
+        initializer_range=0.1,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )
+    model: Any = build_random_model(LlamaConfig(**fields), seed=seed, noise=0.02)
 
     places = torch.Generator().manual_seed(seed)
     shared, trigger, outlier = torch.randperm(48, generator=places)[:3].tolist()
@@ -133,16 +126,13 @@ def planted(*, seed: int = 0, sink: bool = True) -> PlantedTruth:
         for block in model.model.layers:
             for writer in (block.self_attn.o_proj, block.mlp.down_proj):
                 writer.weight[[shared, trigger, outlier]] *= 0.03
-            block.self_attn.q_proj.weight.mul_(0.3)
-            block.self_attn.k_proj.weight.mul_(0.3)
-            head_size = block.self_attn.head_dim
+            attention, head_size = block.self_attn, block.self_attn.head_dim
+            w_q, w_k = attention.q_proj.weight.mul_(0.3), attention.k_proj.weight.mul_(0.3)
             slowest = head_size // 2 - 1  # pair (5, 11) turns by 1e-5 a position at theta 1e6
-            block.self_attn.q_proj.weight[slowest::head_size, shared] = 2.5
-            block.self_attn.k_proj.weight[:, trigger] = (
-                0.0  # heads recognise BOS only by the outlier
-            )
-            block.self_attn.k_proj.weight[slowest::head_size, outlier] = 2.0 * sign
-            block.self_attn.v_proj.weight[:, outlier] = 0.0  # the sink's value stays small
+            w_q[slowest::head_size, shared] = 2.5
+            w_k[:, trigger] = 0.0  # heads recognise BOS only by the outlier
+            w_k[slowest::head_size, outlier] = 2.0 * sign
+            attention.v_proj.weight[:, outlier] = 0.0  # the sink's value stays small
         if sink:
             mlp = model.model.layers[layer].mlp
             for reader in (mlp.gate_proj, mlp.up_proj):

@@ -1,10 +1,10 @@
 """The TransformerLens adapter of ``HeadNormForCausalLM``: Llama's adapter with the variants of the attention.
 
-The stock attention is computed step by step, and the variants change three steps: the softmax can become a sigmoid;
-the learned sink logits use the name ``sinks``, which the stock attention knows from gpt_oss; and a norm or gate can
-come before W_O. In every variant the hook of the scores carries the masked scores and the hook of the pattern carries
-the attention weights. The aggregated values before norm and gate are at ``blocks.{layer}.attn.head_out.hook_in``, and
-after them at ``hook_z``.
+The stock attention is computed step by step, and the variants change three steps: the softmax can become a sigmoid; the
+learned sink logits use the name ``sinks``, which the stock attention knows from gpt_oss; and a norm or gate can come
+before W_O. In every variant the hook of the scores carries the masked scores and the hook of the pattern the attention
+weights. The aggregated values before norm and gate are at ``blocks.{layer}.attn.head_out.hook_in``, and after them at
+``hook_z``.
 
 After ``import sink_lens.models.headnorm.adapter``, ``TransformerBridge.boot_transformers("folder")`` opens a saved
 model. The package's entry point alone does not suffice: TransformerLens reads it only after it has looked the
@@ -36,7 +36,7 @@ HEAD_NORM = HeadNormForCausalLM.__name__
 
 
 class QueryBridge(LinearBridge):
-    """Bridge component of the query projection; keeps its input (for the gate) and output (for the key bias)."""
+    """The query projection; keeps its input (for the gate) and output (for the key bias)."""
 
     seen: Tensor | None = None
     given: Tensor | None = None
@@ -48,7 +48,7 @@ class QueryBridge(LinearBridge):
 
 
 class HeadOutputBridge(GeneralizedComponent):
-    """Hooks around ``HeadOutput``: its input is the aggregated values by heads, its output is the input of W_O."""
+    """Hooks around ``HeadOutput``: before it are the aggregated values by heads, after it the input of W_O."""
 
     def forward(
         self,
@@ -76,7 +76,6 @@ class HeadNormAttentionBridge(PositionEmbeddingsAttentionBridge):
         return super().forward(*args, **kwargs)
 
     def _masked_softmax(self, attn_scores: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Compute attention weights from masked scores: by a sigmoid, or a softmax with or without a sink logit."""
         if self._attention.variant == "sigmoid":
             return attn_scores.to(dtype).sigmoid()
         if self._attention.key_bias is not None:
@@ -128,7 +127,7 @@ class HeadNormAdapter(LlamaArchitectureAdapter):
 
 
 def register_head_norm_adapter() -> str:
-    """Register the adapter with TransformerLens, unless an entry point already did; return its name, `HEAD_NORM`."""
+    """Register the adapter with TransformerLens, unless an entry point already did; return its name."""
     ArchitectureAdapterFactory.discover_entry_points()  # first, since registering a name twice warns
     ArchitectureAdapterFactory.register_adapter(HEAD_NORM, HeadNormAdapter)
     return HEAD_NORM

@@ -16,11 +16,11 @@ VALUE_NORMS: tuple[ValueNorm, ...] = get_args(ValueNorm)
 NORMS: tuple[StreamNorm, ...] = get_args(StreamNorm)
 VALUE_NORM_INITS: tuple[ValueNormInit, ...] = get_args(ValueNormInit)
 _OLD = frozenset({"tie_encoder_decoder", "use_return_dict"})
-"""Fields that earlier versions of transformers saved; they are accepted although they resemble other field names."""
+"""Fields that earlier versions of transformers saved."""
 
 
 def _raise_input_errors(cls: type) -> type:
-    """Return the class, changed so that its ``__init__`` raises ``InputError`` for a field that transformers refuses.
+    """Make a class's ``__init__`` raise ``InputError`` for a field that transformers refuses.
 
     Most fields are checked before ``__post_init__``, by an ``__init__`` that transformers writes for each subclass.
     """
@@ -89,14 +89,11 @@ class HeadNormConfig(LlamaConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in the fields that are None, and check all fields before they are used.
 
-        Raises:
-            InputError: a value is not one of those listed, or a name resembles the name of a field. transformers keeps
-                unknown names silently, and the model would be built without the intended field.
+        transformers keeps unknown names silently, and the model would be built without the intended field.
         """
+        known = [field.name for field in fields(self)]
         for name in kwargs.keys() - _OLD:
-            if near := get_close_matches(
-                name, [field.name for field in fields(self)], n=1, cutoff=0.8
-            ):
+            if near := get_close_matches(name, known, n=1, cutoff=0.8):
                 raise InputError(f"{name} is no field of HeadNormConfig; did you mean {near[0]}?")
         if self.output_bias is None:
             self.output_bias = self.attention_bias
@@ -104,7 +101,7 @@ class HeadNormConfig(LlamaConfig):
         super().__post_init__(**kwargs)
 
     def validate(self) -> None:
-        """Raise InputError if a field has a value that is not allowed; transformers calls this before it saves."""
+        """Check the fields; transformers calls this before it saves."""
         self._check_own_fields()
         super().validate()  # type: ignore[misc]  # huggingface_hub adds it to the class
 
@@ -118,10 +115,8 @@ class HeadNormConfig(LlamaConfig):
             "value_norm_init": VALUE_NORM_INITS,
         }
         for field, values in known.items():
-            if getattr(self, field) not in values:
-                raise InputError(
-                    f"{field} is {getattr(self, field)!r}; need one of {', '.join(values)}"
-                )
+            if (given := getattr(self, field)) not in values:
+                raise InputError(f"{field} is {given!r}; need one of {', '.join(values)}")
         if self.value_norm == "position" and self.attention == "sigmoid":
             raise InputError(
                 "value_norm is 'position' and attention 'sigmoid', whose weights do not sum to 1; need an average to "
@@ -131,9 +126,7 @@ class HeadNormConfig(LlamaConfig):
             if not isinstance(getattr(self, field), bool):
                 raise InputError(f"{field} is {getattr(self, field)!r}; need true or false")
         length = self.value_norm_length
-        if length is not None and (
-            not isinstance(length, int) or isinstance(length, bool) or length < 1
-        ):
+        if length is not None and not (type(length) is int and length >= 1):
             raise InputError(
                 f"value_norm_length is {length!r}; need a number of tokens, 1 or more, or None"
             )

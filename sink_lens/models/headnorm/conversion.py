@@ -36,17 +36,17 @@ _NOT_TAKEN = (
     "layer_types",
     "sliding_window",
 )
-"""Fields of a checkpoint's configuration that belong to its own class and are not copied."""
+"""Fields of a checkpoint's configuration that belong to its own class."""
 
 
 def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNormForCausalLM:
     """Copy a Llama, Mistral, Qwen2, Qwen3 or HeadNorm model into a HeadNorm model, with changes of the configuration.
 
-    Without changes the logits are equal within rounding. New weights are initialised as in a new model:
-    a norm's gain from the checkpoint's own weights, a sink logit as 0, a gate at random.
+    Without changes the logits are equal within rounding. New weights are initialised as in a new model: a norm's gain
+    from the checkpoint's own weights, a sink logit as 0, a gate at random. The copy has the same type, device and mode.
 
     Args:
-        model: the checkpoint. It is not modified; the copy has the same type, device and mode.
+        model: the checkpoint.
         seed: seed of the weights that are drawn; the caller's random state does not change.
         **changes: fields of ``HeadNormConfig``, such as ``value_norm="shared"``.
 
@@ -54,11 +54,9 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
         ModelError: the model has another class, or a sliding window shorter than its context.
         InputError: a field does not exist, or a value is not one of those listed.
     """
-    name = type(model).__name__
-    package = type(model).__module__.split(".")[0]
-    if name not in _SOURCES or (
-        package != "transformers" and type(model) is not HeadNormForCausalLM
-    ):
+    name, package = type(model).__name__, type(model).__module__.split(".")[0]
+    known_class = package == "transformers" or type(model) is HeadNormForCausalLM
+    if name not in _SOURCES or not known_class:
         raise ModelError(
             f"found {type(model).__module__}.{name}; need one of {', '.join(_SOURCES)}, which differ from a Llama in "
             "biases and norms only"
@@ -76,16 +74,14 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
     }
     config = HeadNormConfig(**copy.deepcopy(taken | _SOURCES[name] | changes))
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())), torch.device("cpu"):
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed would reseed the GPUs of the caller too
+        # torch.manual_seed would reseed the GPUs of the caller too
+        torch.default_generator.manual_seed(seed)
         made = AutoModelForCausalLM.from_config(
             config, dtype=model.dtype, attn_implementation=kernel_of(model.config)
         )
-        taken_over = _copy_weights(made, model)
-        if not any(
-            name.endswith(".value_norm.gain") for name in taken_over
-        ):  # all gains have one shape
+        copied = _copy_weights(made, model)
+        # all gains have one shape
+        if not any(name.endswith(".value_norm.gain") for name in copied):
             made.initialise_gains()
         for module in made.modules():
             if isinstance(module, HeadNormAttention) and module.variant == "off_by_one":
@@ -97,7 +93,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
 
 def _check_window_length(model: PreTrainedModel) -> None:
     config = model.config
-    reaches = [sliding_window_of(config, layer=layer) for layer in range(config.num_hidden_layers)]
+    reaches = (sliding_window_of(config, layer=layer) for layer in range(config.num_hidden_layers))
     window = next((reach for reach in reaches if reach is not None), None)
     if window is not None and window < config.max_position_embeddings:
         raise ModelError(
@@ -108,7 +104,7 @@ def _check_window_length(model: PreTrainedModel) -> None:
 
 
 def _copy_weights(made: nn.Module, model: PreTrainedModel) -> frozenset[str]:
-    """Copy from ``model`` to ``made`` the weights that both have in the same shape; return the names of these weights.
+    """Copy from ``model`` to ``made`` the weights that both have in the same shape; return their names.
 
     Raise InputError if they differ in another weight than those that a variant adds.
     """
@@ -131,8 +127,7 @@ def undecayed(model: nn.Module, *, unshared_gain: bool = True) -> frozenset[str]
     """Return the names of the model's parameters that get no weight decay.
 
     These are all parameters with one axis (norm gains, biases, sink logits), key biases and the gains of the heads'
-    norm, whatever their shape. Embeddings and matrices are decayed. Other Trainers recognise gains and biases by their
-    names and do not decay them, but they do decay sink logits.
+    norm, whatever their shape. Other Trainers recognise gains and biases by their names, and decay sink logits.
 
     Args:
         model: the model whose parameters are listed.

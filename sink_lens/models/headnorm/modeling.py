@@ -1,9 +1,8 @@
 """A Llama with optional sigmoid attention, gates or sink logits, and an optional norm of the heads' outputs.
 
-Everything except the attention is Llama's own code. The attention has two implementations that give the same numbers:
-``eager``, which returns the pattern, and ``sdpa``. Fused kernels do not support sigmoid attention, so both
-implementations write it out. In the fused kernel, the sink logit is an extra key whose value is zero. An extra
-coordinate that is 1 in every query and 0 in every ordinary key contains the logit in this key.
+The attention has two implementations that give the same numbers: ``eager``, which returns the pattern, and ``sdpa``.
+Fused kernels do not support sigmoid attention, so both write it out. In the fused kernel, the sink logit is an extra
+key whose value is zero: an extra coordinate, 1 in every query and 0 in every ordinary key, contains the logit in it.
 """
 
 import math
@@ -37,8 +36,8 @@ from .norm import HeadNorm, z_rms_without_norm
 _DRAWS = {"dummy_pass": 1, "first_token": 64}
 """``value_norm_init`` -> the number of random first tokens over which the first gain is averaged."""
 _SEQUENCES, _LONGEST, _TOKENS = 64, 4096, 16_384
-"""Random sequences on which ``matched`` is measured, tokens of each where the configuration names no number, and tokens
-of all of them from which there are fewer sequences."""
+"""Random sequences on which ``matched`` is measured, and the most tokens of each, unless the configuration names a
+number, and of all."""
 _WITH_SINKS = ("sink_logit", "off_by_one")
 """Attentions with a logit in the denominator of the softmax that belongs to no key."""
 
@@ -58,7 +57,7 @@ class StreamWriter(nn.Linear):
 
 
 class HeadOutput(nn.Module):
-    """Module without weights that maps aggregated values (``z_raw``) to the input of W_O: norm or scale, then gate."""
+    """Map aggregated values (``z_raw``) to the input of W_O: norm or scale, then gate."""
 
     def forward(
         self,
@@ -67,10 +66,9 @@ class HeadOutput(nn.Module):
         gate: Tensor | None,
         positions: Tensor | None = None,
     ) -> Float[Tensor, "batch position value"]:
-        """Norm, scale or gate the aggregated values and put the heads side by side.
+        """Norm, scale by sqrt(position + 1) or gate the aggregated values, and put the heads side by side.
 
-        They are normed if a norm is given, scaled by sqrt(position + 1) if positions are given, and multiplied by the
-        gate's sigmoid if a gate is given. A gate has one number per element, or per head, at a token.
+        A gate has one number per element, or per head, at a token; its sigmoid is taken.
         """
         z = z_raw if norm is None else norm(z_raw)
         if positions is not None:
@@ -125,7 +123,7 @@ class HeadNormAttention(LlamaAttention):
         positions = self.scaling_positions(position_ids)
         by_head = (*hidden_states.shape[:-1], -1, self.head_dim)
         query = self.q_proj(hidden_states).view(by_head)
-        logits = self.key_bias_scores(query)
+        sink = self.sinks if self.key_bias is None else self.key_bias_scores(query)
         key = self.k_proj(hidden_states).view(by_head)
         value = self.v_proj(hidden_states).view(by_head).transpose(1, 2)
         if self.config.qk_norm:
@@ -137,24 +135,15 @@ class HeadNormAttention(LlamaAttention):
         cache = past_key_values if cache is None else cache  # its name before transformers 5.24
         if cache is not None:
             key, value = cache.update(key, value, self.layer_idx)
-        extra: dict[str, Any] = {} if logits is None else {"s_aux": logits}
+        extra: dict[str, Any] = {} if sink is None else {"s_aux": sink}
         if self.variant == "sigmoid":
             extra["weighting"] = "sigmoid"
-        if self.sinks is not None:
-            extra["s_aux"] = self.sinks
         kernel = kernel_of(self.config)
-        if kernel not in ("eager", "sdpa") or self.variant not in (
-            "sigmoid",
-            "key_bias",
-            *_WITH_SINKS,
-        ):
-            attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention_forward)
-        else:
-            attend = (
-                fused_sink_attention
-                if kernel == "sdpa" and self.variant != "sigmoid"
-                else unfused_attention
-            )
+        attend: Any = ALL_ATTENTION_FUNCTIONS.get_interface(kernel, eager_attention_forward)
+        if kernel == "sdpa" and sink is not None:
+            attend = fused_sink_attention
+        elif extra and kernel in ("eager", "sdpa"):
+            attend = unfused_attention
         z_raw, pattern = attend(
             self,
             query,
@@ -172,16 +161,13 @@ class HeadNormAttention(LlamaAttention):
     def key_bias_scores(
         self, query: Float[Tensor, "batch position head d_head"]
     ) -> Float[Tensor, "batch head position"] | None:
-        """Compute the score of each query (before rotation) with the key bias; None if the variant has no key bias."""
+        """Compute the score of each query (before rotation) with the key bias, if there is one."""
         if self.key_bias is None:
             return None
         return (query * self.key_bias).sum(-1).transpose(1, 2) * self.scaling
 
     def scaling_positions(self, position_ids: Tensor | None) -> Tensor | None:
-        """Return the position ids by which the heads' output is scaled; None if the variant does not scale it.
-
-        Raise InputError if it does and ``position_ids`` is None.
-        """
+        """Return the position ids by which the heads' output is scaled; None if the variant does not scale it."""
         if self.config.value_norm != "position":
             return None
         if position_ids is None:
@@ -194,7 +180,7 @@ class HeadNormAttention(LlamaAttention):
     def initialise_gain(self) -> None:
         """Initialise the gain of the heads' norm as ``value_norm_init`` says, unless it was loaded.
 
-        ``matched`` is not known here: it depends on the layers before, so the model sets it (``initialise_gains``).
+        ``matched`` depends on the layers before: ``initialise_gains`` sets it.
         """
         if self.value_norm is None or was_loaded(self.value_norm.gain):
             return
@@ -219,8 +205,8 @@ def unfused_attention(
     """Compute attention with a sink logit, or sigmoid attention; return output [batch query head d_head] and weights.
 
     The sink logit (``s_aux``) takes mass and adds nothing, as in gpt_oss: one number per head, or one for each query of
-    each head ("batch head query"). If it is None, attention is sigmoid: its weights are ``sigmoid(q.k scaling)``, and
-    exactly 0 where masked. A mask is boolean (True is visible) or is added to the scores; None means causal.
+    each head ("batch head query"). If it is None, weights are ``sigmoid(q.k scaling)``, and exactly 0 where masked. A
+    mask is boolean (True is visible) or is added to the scores; None means causal.
     """
     groups = query.shape[1] // key.shape[1]
     scores = torch.matmul(query, repeat_kv(key, groups).transpose(2, 3)) * scaling
@@ -249,27 +235,22 @@ def fused_sink_attention(
 ) -> tuple[Tensor, None]:
     """Compute softmax attention with a sink logit by SDPA; return the output [batch query head d_head], and None.
 
-    The logit (``s_aux``, as in ``unfused_attention``) is an extra first key. Without a mask, an extra first
-    query is added too, so that every query sees the extra key under the kernel's own causal mask. Heads are enlarged by
-    one coordinate and then to a multiple of 8, as the CUDA kernels require.
+    The logit (``s_aux``, as in ``unfused_attention``) is an extra first key. Without a mask, an extra first query is
+    added too, so that every query sees the extra key under the kernel's own causal mask. Heads are enlarged by one
+    coordinate and then to a multiple of 8, as the CUDA kernels require.
     """
     n_query, d_head = query.shape[2:]
     groups = query.shape[1] // key.shape[1]
     key, value = repeat_kv(key, groups), repeat_kv(value, groups)
     causal = attention_mask is None and n_query > 1
-    if causal:
-        key, value = (
-            key[:, :, :n_query],
-            value[:, :, :n_query],
-        )  # a static cache may be longer than the input
+    if causal:  # a static cache may be longer than the input
+        key, value = key[:, :, :n_query], value[:, :, :n_query]
     grown = 8 - d_head % 8
-    logit = (s_aux / scaling).to(key.dtype)
     by_query = (
         s_aux.dim() == 3
-    )  # then the logits are the extra coordinate of the queries, and 1 that of the key
-    logit = (
-        logit[..., None] if by_query else logit.reshape(1, -1, 1, 1).expand(key.shape[0], -1, 1, 1)
-    )
+    )  # the logits are then the queries' extra coordinate, and 1 the key's
+    logit = (s_aux / scaling).to(key.dtype)
+    logit = logit[..., None] if by_query else logit.view(1, -1, 1, 1).expand(len(key), -1, 1, 1)
     one = torch.ones_like(logit[:, :, :1])
     sink = nn.functional.pad(one if by_query else logit, (d_head, grown - 1))
     key = torch.cat([sink, nn.functional.pad(key, (0, grown))], dim=2)
@@ -277,10 +258,8 @@ def fused_sink_attention(
     query = torch.cat([query, logit if by_query else one.expand(-1, -1, n_query, -1)], dim=-1)
     query = nn.functional.pad(query, (0, grown - 1, int(causal), 0))
     if attention_mask is not None:
-        seen = torch.ones_like(attention_mask[..., :1])
-        attention_mask = torch.cat(
-            [seen if seen.dtype == torch.bool else torch.zeros_like(seen), attention_mask], -1
-        )
+        seen = torch.full_like(attention_mask[..., :1], attention_mask.dtype == torch.bool)
+        attention_mask = torch.cat([seen, attention_mask], -1)
     z_raw = nn.functional.scaled_dot_product_attention(
         query,
         key,
@@ -311,14 +290,13 @@ class HeadNormDecoderLayer(LlamaDecoderLayer):
             config.intermediate_size, config.hidden_size, bias=config.mlp_bias
         )
         if config.norm == "single_scale":
-            self.input_layernorm = SingleScaleRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-            self.post_attention_layernorm = SingleScaleRMSNorm(
-                config.hidden_size, eps=config.rms_norm_eps
-            )
+            size, eps = config.hidden_size, config.rms_norm_eps
+            self.input_layernorm = SingleScaleRMSNorm(size, eps=eps)
+            self.post_attention_layernorm = SingleScaleRMSNorm(size, eps=eps)
 
 
 class HeadNormPreTrainedModel(LlamaPreTrainedModel):
-    """Common base of ``HeadNormModel`` and ``HeadNormForCausalLM``: supported kernels and initial weights."""
+    """Common base of ``HeadNormModel`` and ``HeadNormForCausalLM``."""
 
     config_class = HeadNormConfig
     _no_split_modules = ["HeadNormDecoderLayer"]  # noqa: RUF012  # as transformers declares it
@@ -331,7 +309,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        """Initialise a module's weights from N(0, initializer_range), and its sink logits as 0.
+        """Initialise weights from N(0, initializer_range), and sink logits as 0.
 
         The standard deviation of projections that write to the stream is divided by sqrt(2 layers).
         """
@@ -358,7 +336,7 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
     def initialise_gains(self) -> None:
         """Initialise the gains of the heads' norm as ``value_norm_init`` says, except those that were loaded.
 
-        Gains of a model without memory for its weights (on the device ``meta``) stay as they are.
+        Gains of a model on the device ``meta`` stay as they are.
         """
         if self.config.value_norm_init != "matched":
             for one in self.modules():
@@ -370,9 +348,8 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
             return
         length = self.config.value_norm_length or min(self.config.max_position_embeddings, _LONGEST)
         shape = (max(1, min(_SEQUENCES, _TOKENS // length)), length)
-        tokens = torch.randint(
-            self.config.vocab_size, shape, generator=torch.Generator().manual_seed(0)
-        )
+        generator = torch.Generator().manual_seed(0)
+        tokens = torch.randint(self.config.vocab_size, shape, generator=generator)
         batches = tokens.to(self.device).split(max(1, _LONGEST // length))
         for norm, sizes in z_rms_without_norm(self.base_model, batches, use_cache=False).items():
             if norm in new:
@@ -387,12 +364,10 @@ class HeadNormPreTrainedModel(LlamaPreTrainedModel):
 
 
 class HeadNormModel(HeadNormPreTrainedModel, LlamaModel):
-    """Llama's stack of layers, with ``HeadNormDecoderLayer``; it has no unembedding."""
+    """Llama's stack of layers, with ``HeadNormDecoderLayer``."""
 
     def __init__(self, config: HeadNormConfig) -> None:
-        super(LlamaModel, self).__init__(
-            config
-        )  # Llama's own __init__ would build and draw Llama's layers
+        super(LlamaModel, self).__init__(config)  # Llama's own would build and draw Llama's layers
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)

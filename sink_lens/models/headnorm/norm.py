@@ -59,12 +59,9 @@ class HeadNorm(nn.Module):
 
     @torch.no_grad()
     def set_gain(self, sizes: Float[Tensor, " value"]) -> None:
-        """Set each head's gain to the head's entry of ``sizes``; set a gain that heads share to their mean.
+        """Set each head's gain to its entry of ``sizes``; set a gain that heads share to their mean.
 
         There may be fewer sizes than heads, as there are value heads: then as many heads in a row have one size.
-
-        Raises:
-            InputError: the sizes do not divide the heads.
         """
         if self.gain.ndim == 2 and len(self.gain) % len(sizes):
             raise InputError(
@@ -98,13 +95,12 @@ class HeadNorm(nn.Module):
         Raises:
             InputError: the weight does not have whole heads.
         """
-        if len(w_v) % self.gain.shape[-1]:
+        d_head = self.gain.shape[-1]
+        if len(w_v) % d_head:
             raise InputError(
-                f"W_V has {len(w_v)} rows and a head {self.gain.shape[-1]}; need whole heads along axis 0"
+                f"W_V has {len(w_v)} rows and a head {d_head}; need whole heads along axis 0"
             )
-        self.set_gain(
-            first_token_std(w_v, bias, d_head=self.gain.shape[-1], draws=draws, biased=draws == 1)
-        )
+        self.set_gain(first_token_std(w_v, bias, d_head=d_head, draws=draws, biased=draws == 1))
 
 
 def match_gains(model: nn.Module, batches: Iterable[Tensor]) -> None:
@@ -132,7 +128,7 @@ def z_rms_without_norm(
 ) -> dict[HeadNorm, Tensor]:
     """Return for every ``HeadNorm`` of a model the root mean square of each head's input, while none of them norms.
 
-    ``options`` go to the model with each batch. Raises and does what ``match_gains`` says.
+    ``options`` go to the model with each batch.
     """
     names = {module: name for name, module in model.named_modules() if isinstance(module, HeadNorm)}
     if not names:
@@ -178,7 +174,7 @@ def first_token_std(
 ) -> Float[Tensor, " kv_head"]:
     """Return the standard deviation over d_head of each value head at a first token whose input is N(0, 1).
 
-    It is a mean over ``draws`` inputs from torch's generator. ``biased`` divides by d_head instead of d_head - 1.
+    It is a mean over ``draws`` inputs. ``biased`` divides by d_head instead of d_head - 1.
     """
     inputs = torch.randn(draws, w_v.shape[1], device=w_v.device, dtype=torch.float32)
     values = nn.functional.linear(inputs, w_v.float(), None if bias is None else bias.float())
@@ -188,7 +184,7 @@ def first_token_std(
 def head_norm(
     z: Float[Tensor, "... d_head"], gamma: Tensor, *, eps: float
 ) -> Float[Tensor, "... d_head"]:
-    """Compute ``z / RMS(z) * gamma`` over the last axis; RMS(z) is ``sqrt(mean(z ** 2) + eps)`` in float32."""
+    """Compute ``z / RMS(z) * gamma`` over the last axis, as ``HeadNorm`` says."""
     found: Tensor = _Norm.apply(z, gamma, eps)
     return found
 
