@@ -1,11 +1,10 @@
 """The neurons of a mixture of experts as a site: each expert's neurons, times the router's weight for the expert.
 
 The experts of transformers keep their weights in one tensor and never show what stands before the down-projection. The
-MLP gets a subclass here with a place for it, ``hook_neurons``: the neurons of every expert that a token is sent to,
-times the router's weight. What the MLP adds to the stream is the sum over neurons of activation times column, as in a
-dense MLP, so the site ``neurons`` of a mixture means what it means elsewhere. Its axis ``d_mlp`` goes over all experts,
-``expert * size + neuron``; experts that a token is not sent to have 0 there. Where experts have a bias (gpt-oss), it is
-one more neuron of each, whose activation is the router's weight.
+MLP gets a subclass here with a place for it, ``hook_neurons``. What the MLP adds to the stream is the sum over neurons
+of activation times column, as in a dense MLP, so the site ``neurons`` means what it means elsewhere. Its axis ``d_mlp``
+goes over all experts, ``expert * size + neuron``; experts that a token is not sent to have 0 there. Where experts have
+a bias (gpt-oss), it is one more neuron of each, whose activation is the router's weight.
 
 Where layers differ (routed experts beside a shared one, or a dense MLP in some layers), the routed experts' neurons are
 followed by the shared expert's, each times its gate, or the dense MLP's; and by units that are always 0 up to the width
@@ -89,20 +88,17 @@ class _HookedMixture:
 def _expert_neurons(
     experts: Any, x: Tensor, *, weights: Tensor, sent: Tensor
 ) -> Float[Tensor, "position sample neuron"]:
-    """Compute each expert's neurons for inputs ``x``, times the router's weights.
-
-    ``sent`` marks the experts that each token is sent to. A token's neurons in other experts are 0.
-    """
+    """Compute each expert's neurons for inputs ``x``, times the router's weights; 0 where a token is not sent."""
     whole = x.new_zeros(*sent.shape, expert_width(experts))
     for expert in sent.any(0).nonzero().flatten().tolist():
         rows = sent[:, expert].nonzero().flatten()
         by, weight = weights[rows, expert, None], experts.gate_up_proj[expert]
         projected = x[rows] @ (weight if experts.is_transposed else weight.T)
         if experts.has_bias:
-            neurons = gate_neurons(experts, projected + experts.gate_up_proj_bias[expert]) * by
+            projected = projected + experts.gate_up_proj_bias[expert]
+        neurons = gate_neurons(experts, projected) * by
+        if experts.has_bias:
             neurons = torch.cat([neurons, by], dim=-1)
-        else:
-            neurons = gate_neurons(experts, projected) * by
         whole = whole.index_put((rows, torch.full_like(rows, expert)), neurons.to(x.dtype))
     return whole
 
@@ -110,10 +106,10 @@ def _expert_neurons(
 def _mixture_output(
     parts: Mapping[str, Any], neurons: Tensor, *, sent: Tensor | None
 ) -> Float[Tensor, "position d_model"]:
-    """Compute an MLP's output from its ``neurons`` and its submodules (``parts``, as ``mlp_submodules`` gives them).
+    """Compute an MLP's output from its ``neurons`` and its submodules.
 
-    The routed experts' neurons come before the dense ones. ``sent`` marks the experts that each token is sent to (None:
-    no routed experts). Another expert adds to the output too if an edit made one of its neurons other than 0.
+    ``sent`` marks the experts that each token is sent to (None: no routed experts). Another expert adds to the output
+    too if an edit made one of its neurons other than 0.
     """
     start, terms = 0, []
     if sent is not None:
@@ -124,9 +120,8 @@ def _mixture_output(
         used = sent | (routed != 0).any(-1)
         for expert in used.any(0).nonzero().flatten().tolist():
             rows = used[:, expert].nonzero().flatten()
-            out = out.index_add(
-                0, rows, routed[rows, expert] @ expert_down_projection(experts, expert).T
-            )
+            w_down = expert_down_projection(experts, expert)
+            out = out.index_add(0, rows, routed[rows, expert] @ w_down.T)
         terms.append(out)
     if "dense" in parts:
         weight = parts["dense"].down.weight
@@ -135,7 +130,7 @@ def _mixture_output(
 
 
 def expert_width(experts: Any) -> int:
-    """Return the number of neurons of one expert; a bias of its down-projection counts as one more neuron."""
+    """Return the number of neurons of one expert; a bias of its down-projection counts as one more."""
     inner = experts.down_proj.shape[1 if experts.is_transposed else 2]
     return int(inner) + int(experts.has_bias)
 
@@ -144,17 +139,15 @@ def expert_down_projection(experts: Any, expert: int) -> Float[Tensor, "d_model 
     """Return the down-projection of one expert; if it has a bias, the bias is the last column."""
     weight = experts.down_proj[expert]
     columns = weight.T if experts.is_transposed else weight
-    return (
-        torch.cat([columns, experts.down_proj_bias[expert][:, None]], dim=1)
-        if experts.has_bias
-        else columns
-    )
+    if not experts.has_bias:
+        return columns
+    return torch.cat([columns, experts.down_proj_bias[expert][:, None]], dim=1)
 
 
 def expert_gate_and_up(
     experts: Any, expert: int
 ) -> tuple[Float[Tensor, "neuron d_model"], Float[Tensor, "neuron d_model"]]:
-    """Return the gate and the up-projection of one expert; the neuron that stands for a bias has a row of zeros."""
+    """Return the gate and the up-projection of one expert; the neuron that stands for a bias has zeros."""
     weight = experts.gate_up_proj[expert]
     weight = weight.T if experts.is_transposed else weight
     gate, up = weight.chunk(2) if experts.is_concatenated else (weight[::2], weight[1::2])
@@ -164,7 +157,7 @@ def expert_gate_and_up(
 
 
 class Dense(NamedTuple):
-    """Gate, up and down-projection of a dense MLP, or of a shared expert."""
+    """Projections of a dense MLP, or of a shared expert."""
 
     gate: Any
     up: Any
@@ -179,14 +172,10 @@ def mlp_submodules(mlp: Any) -> dict[str, Any]:
     """
     names = mlp.__dict__["names"]
     experts = _unwrapped_module(mlp, "experts")
-    dense = (
-        mlp
-        if experts is None
-        else _unwrapped_module(mlp, names["shared"])
-        if names["shared"]
-        else None
-    )
-    found: dict[str, Any] = {} if experts is None else {"experts": experts}
+    dense, found = mlp, dict[str, Any]()
+    if experts is not None:
+        found["experts"] = experts
+        dense = _unwrapped_module(mlp, names["shared"]) if names["shared"] else None
     if dense is not None:
         found["dense"] = Dense(*(_unwrapped_module(dense, name) for name in names["dense"]))
     if experts is not None and names["gate"]:
@@ -209,10 +198,8 @@ def _subclass_with_hook_point(kind: type[nn.Module]) -> type[nn.Module]:
 def add_expert_hook_points(model: nn.Module, *, family: Family) -> None:
     if family.experts is None:
         return
-    layers = model.get_submodule(family.layers).children()
-    blocks = [
-        _unwrapped_module(layer, str(family.mlp)) for layer in layers
-    ]  # components in a bridge's model
+    layers = model.get_submodule(family.layers).children()  # components in a bridge's model
+    blocks = [_unwrapped_module(layer, str(family.mlp)) for layer in layers]
     widths = []
     for block in blocks:
         block.__dict__["names"] = {
@@ -221,12 +208,10 @@ def add_expert_hook_points(model: nn.Module, *, family: Family) -> None:
             "dense": family.dense,
         }
         parts = mlp_submodules(block)
-        routed = (
-            parts["experts"].num_experts * expert_width(parts["experts"])
-            if "experts" in parts
-            else 0
-        )
-        widths.append(routed + (parts["dense"].down.weight.shape[1] if "dense" in parts else 0))
+        width = parts["dense"].down.weight.shape[1] if "dense" in parts else 0
+        if "experts" in parts:
+            width += parts["experts"].num_experts * expert_width(parts["experts"])
+        widths.append(width)
     for block in blocks:
         block.__dict__["width"] = max(widths)
         if not isinstance(block, _HookedMixture):

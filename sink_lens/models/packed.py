@@ -1,10 +1,11 @@
 """Packed weights: the parameters of quantised layers, whose numbers are not the matrix that the layer multiplies by.
 
 bitsandbytes, torchao, GPTQ, AWQ and 8-bit floats each store a weight in a layout of their own. None of them is unpacked
-here: a layer's product with the identity is the matrix that it multiplies by, whoever packed it.
+here: a layer's product with the identity is the matrix that it multiplies by.
 """
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -23,12 +24,11 @@ MOST_ROUNDING = 2e-2
 
 
 def is_packed(module: nn.Module, name: str = "weight") -> bool:
-    """Check whether a module's parameter ``name`` is anything but plain floating-point numbers of 16 bits or more."""
+    """Check whether a parameter is anything but plain floating-point numbers of 16 bits or more."""
     return _is_packed_tensor(getattr(module, name, None))
 
 
 def _is_packed_tensor(weight: Any) -> bool:
-    """Check whether a parameter is anything but plain floating-point numbers of 16 bits or more."""
     return not (
         type(weight) in (Tensor, nn.Parameter)
         and weight.is_floating_point()
@@ -37,13 +37,18 @@ def _is_packed_tensor(weight: Any) -> bool:
 
 
 def packed_kinds(model: nn.Module) -> list[str]:
-    own = (
-        (module, key)
-        for module in model.modules()
-        for key, one in module._parameters.items()
-        if one is not None
-    )
-    return sorted({type(module).__name__ for module, key in own if is_packed(module, key)})
+    return sorted({type(module).__name__ for module, _ in _packed_parameters(model)})
+
+
+def _packed_parameters(model: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    for module in model.modules():
+        for key, one in module._parameters.items():
+            if one is not None and _is_packed_tensor(one):
+                yield module, key
+
+
+def _first_device(module: nn.Module) -> torch.device:
+    return next(iter([*module.parameters(), *module.buffers()])).device
 
 
 def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
@@ -58,12 +63,12 @@ def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
 def weight_and_bias(module: Any, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the matrix [out, in] that a module multiplies by and what it adds, as it computes them.
 
-    A ``Linear`` or ``Conv1D`` (which stores [in, out]) has them as they are stored. Of any other module they are
-    its outputs for the identity, some rows at a time, in type ``dtype``, and for 0, in eval mode. That is exact for all
+    A ``Linear`` or ``Conv1D`` (which stores [in, out]) has them as they are stored. Of any other module they are its
+    outputs for the identity, some rows at a time, in type ``dtype``, and for 0, in eval mode. That is exact for all
     formats that pack weights alone.
 
     Raises:
-        ModelError: the module is not linear: its output for other numbers is not that of the matrix.
+        ModelError: the module is not linear.
     """
     settings: list[dict[str, Any]] = [vars(one) for one in module.modules()]
     with in_memory(module), torch.no_grad(), disable_settings(settings, "training"):
@@ -71,26 +76,20 @@ def weight_and_bias(module: Any, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]
         if type(module) in (nn.Linear, Conv1D) and of_class and not is_packed(module):
             stored = module.weight.detach()
             weight = stored.T if isinstance(module, Conv1D) else stored
-            return weight, weight.new_zeros(
-                len(weight)
-            ) if module.bias is None else module.bias.detach()
-        width, device = (
-            input_width(module),
-            next(iter([*module.parameters(), *module.buffers()])).device,
-        )
+            no_bias = module.bias is None
+            return weight, weight.new_zeros(len(weight)) if no_bias else module.bias.detach()
+        width, device = input_width(module), _first_device(module)
         # not module(...): no hook may see these inputs
         try:
             bias = module.forward(torch.zeros(1, width, dtype=dtype, device=device))[0]
-            rows = [
-                module.forward(some) - bias
-                for some in torch.eye(width, dtype=dtype, device=device).split(_ROWS)
-            ]
+            identity = torch.eye(width, dtype=dtype, device=device)
+            rows = [module.forward(some) - bias for some in identity.split(_ROWS)]
             weight = torch.cat(rows).T.to(dtype)
             probe = torch.linspace(-1, 1, width, dtype=dtype, device=device)[None]
             off = (module.forward(probe)[0] - weight @ probe[0] - bias).abs().max()
         except Exception as error:
             raise _not_linear_error(module, first_line_of_error(error)) from error
-        if not bool(off <= MOST_ROUNDING * (weight.abs() @ probe[0].abs()).max().clamp(min=1e-6)):
+        if not (off <= MOST_ROUNDING * (weight.abs() @ probe[0].abs()).max().clamp(min=1e-6)):
             raise _not_linear_error(module, f"it is off by {float(off):.1e}")
         return weight, bias.to(dtype)
 
@@ -100,33 +99,26 @@ def check_gradients_pass(model: nn.Module) -> None:
 
     The kernel of bitsandbytes for 4 bit on a CPU passes none, so that what comes through the layer would be missing.
     """
-    own = (
-        (one, weight)
-        for one in model.modules()
-        for weight in one._parameters.values()
-        if weight is not None
-    )
-    packed = {(type(one), type(weight)): one for one, weight in own if _is_packed_tensor(weight)}
-    for module in (one for one in packed.values() if not isinstance(one, nn.Embedding)):
-        part: Any = module
+    packed: dict[tuple[type, type], Any] = {
+        (type(module), type(module._parameters[key])): module
+        for module, key in _packed_parameters(model)
+        if not isinstance(module, nn.Embedding)
+    }
+    whole = (one.dtype for one in model.parameters() if not _is_packed_tensor(one))
+    dtype = next(whole, torch.float32)
+    for part in packed.values():
         bias: Any = getattr(part, "bias", None)
-        dtype = next(
-            (one.dtype for one in model.parameters() if not _is_packed_tensor(one)), torch.float32
-        )
-        device = next(iter([*part.parameters(), *part.buffers()])).device
+        device = _first_device(part)
         probe = torch.linspace(-1, 1, input_width(part), dtype=dtype, device=device)[None]
         with in_memory(part), torch.enable_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             leaf = probe.clone().requires_grad_(True)
             out = part.forward(leaf)
-            size = (
-                out.detach() if bias is None else out.detach() - bias.detach().to(out.dtype)
-            ).float()
-            found = None
+            size = out.detach() if bias is None else out.detach() - bias.detach().to(out.dtype)
+            size, found = size.float(), None
             if out.requires_grad:
-                (found,) = torch.autograd.grad(
-                    (out.float() * size).sum(), [leaf], allow_unused=True
-                )
+                total = (out.float() * size).sum()
+                (found,) = torch.autograd.grad(total, [leaf], allow_unused=True)
         wanted = float(size.square().sum())
         slope = 0.0 if found is None else float((found.float() * probe.float()).sum())
         if not abs(slope - wanted) <= 3 * MOST_ROUNDING * max(wanted, 1e-12):

@@ -14,10 +14,9 @@ _ROWS = 4096
 
 
 def logits_from_states(lens: LensModel, states: Tensor, *, wide: bool = False) -> Tensor:
-    """Compute logits [..., vocab] in float32 from states [..., d_model] after the last norm.
+    """Compute logits [..., vocab] in float32, capped as the model's, from states after the last norm.
 
-    The logits are capped if the model caps them. With ``wide`` the product is in float32 too: in a 16-bit type the
-    largest logits often tie.
+    With ``wide`` the product is in float32 too: in a 16-bit type the largest logits often tie.
     """
     logits = _wide_uncapped_logits(lens, states) if wide else uncapped_logits(lens, states)
     cap = setting_of(lens.config, "final_logit_softcapping")
@@ -41,11 +40,6 @@ def _wide_uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
 
 
 def _scale_logits(lens: LensModel, product: Tensor) -> Tensor:
-    """Scale the product with the unembedding as the model does; most families leave it unchanged.
-
-    Granite divides its logits by `logits_scaling`, Cohere multiplies them by `logit_scale`, and Falcon-H1 by
-    `lm_head_multiplier`.
-    """
     config = lens.config
     if config.model_type.startswith("granite"):
         return product / config.logits_scaling
@@ -74,7 +68,7 @@ def losses_from_states(
 ) -> Float[Tensor, " row"]:
     """Return the loss of each target token in nats, from the state after the last norm that predicts it.
 
-    Logits are computed for a few rows at a time, without gradients.
+    Logits are computed for a few rows at a time.
     """
     found = [states.new_empty(0, dtype=torch.float32)]
     for own, ids in zip(states.split(LOSS_CHUNK), targets.split(LOSS_CHUNK), strict=True):
@@ -93,15 +87,10 @@ def next_token_losses(
 def _target_losses(
     logits: Float[Tensor, "row vocab"], targets: Int[Tensor, " row"], *, overwrite: bool = False
 ) -> Float[Tensor, " row"]:
-    """Return the loss of each target token in nats.
+    """Return the loss of each target token in nats; with ``overwrite``, in the memory of the logits.
 
     On a CPU ``cross_entropy`` adds the terms of the vocabulary one after another: with 262,144 of them its loss is 5e-5
     nats too low. ``sum`` adds them in a tree, and is within 4e-6.
-
-    Args:
-        logits: logits in float32.
-        targets: the right token of each row.
-        overwrite: the logits may be overwritten, which saves memory.
     """
     correct, top = logits.gather(-1, targets[:, None])[:, 0], logits.amax(-1)
     terms = logits if overwrite else logits.clone()

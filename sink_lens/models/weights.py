@@ -20,7 +20,6 @@ from .packed import check_not_packed, weight_and_bias
 from .running import check_unchanged
 
 NormName = Literal["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm"]
-"""Names of the norms of a layer, by the sublayer that they come before or after."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +36,7 @@ class AttentionWeights:
     b_v: Float[Tensor, "kv_head d_value"]
     b_o: Float[Tensor, " d_model"]
     latent: "KeyValueLatent | None" = None
-    """In latent attention what is between; ``w_q``, ``w_k`` and ``w_v`` are then products of two projections and the
+    """What is between in latent attention; ``w_q``, ``w_k`` and ``w_v`` are then products of two projections and the
     gain between them, and at each token all but the rotary part is divided by a number of the latent's norm."""
 
     def keys(
@@ -48,11 +47,11 @@ class AttentionWeights:
     ) -> Float[Tensor, "*value kv_head d_head"]:
         """Return each key-value head's keys, without bias, for inputs ``x`` of the attention.
 
-        With ``dimensions``, keys are made from these dimensions of the input only. If it is a tensor with a set of
-        dimensions in each row, the keys get a first axis, with one entry for each set. In latent attention the keys are
-        those at position 0, where nothing is rotated, and the latent is divided by the RMS of the whole input's latent.
+        With ``dimensions``, keys are made from these dimensions of the input only. A tensor of them has a set in each
+        row, and the keys get a first axis of sets. In latent attention the keys are those at position 0, where nothing
+        is rotated, and the latent is divided by the RMS of the whole input's latent.
         """
-        w_k, of_norm = self.w_k, None if self.latent is None else self.latent.latent_rms(x)
+        w_k, whole = self.w_k, x
         if dimensions is not None:
             chosen = torch.as_tensor(dimensions)
             x, w_k = x[..., chosen.to(x.device)], w_k[..., chosen.to(w_k.device)]
@@ -63,28 +62,24 @@ class AttentionWeights:
             )
         else:
             found = einsum(x, w_k, "... d_model, kv_head d_head d_model -> ... kv_head d_head")
-        if of_norm is None:
+        if self.latent is None:
             return found
-        assert self.latent is not None
-        normed, rotary = found.split(
-            [self.latent.width, found.shape[-1] - self.latent.width], dim=-1
-        )
-        return torch.cat([normed / of_norm[..., None, None].to(found.dtype), rotary], dim=-1)
+        divisor = self.latent.latent_rms(whole)[..., None, None].to(found.dtype)
+        width = self.latent.width
+        return torch.cat([found[..., :width] / divisor, found[..., width:]], dim=-1)
 
     def values(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch kv_head d_value"]:
         """Return each key-value head's values, without bias, for inputs ``x`` of the attention."""
         w_v = self.w_v.to(x.device, x.dtype)
         found = einsum(x, w_v, "... d_model, kv_head d_value d_model -> ... kv_head d_value")
-        return (
-            found
-            if self.latent is None
-            else found / self.latent.latent_rms(x)[..., None, None].to(found.dtype)
-        )
+        if self.latent is None:
+            return found
+        return found / self.latent.latent_rms(x)[..., None, None].to(found.dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyValueLatent:
-    """The latent from which latent attention makes keys and values; a norm stands between its two projections."""
+    """The latent from which latent attention makes keys and values."""
 
     w_down: Float[Tensor, "d_kv_latent d_model"]
     eps: float
@@ -92,14 +87,14 @@ class KeyValueLatent:
     """Dimensions of a head's key that the latent makes; the others are rotated, and the same in all heads."""
 
     def latent_rms(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """Return the root mean square by which the norm divides the latent, for inputs ``x`` of the attention."""
+        """Return the root mean square by which the norm divides the latent."""
         found = x.float() @ self.w_down.to(x.device).float().T
         return (found.square().mean(-1) + self.eps).sqrt()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlpWeights:
-    """Projections of one layer's MLP: gate, up and down."""
+    """Projections of one layer's MLP."""
 
     w_gate: Float[Tensor, "neuron d_model"] | None
     w_up: Float[Tensor, "neuron d_model"]
@@ -119,20 +114,13 @@ class Norm:
     """False where the model multiplies by a constant, as Granite does before it adds to the stream."""
 
     def divisor(self, x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch"]:
-        """Return the number that divides ``x``: its root mean square or, in a LayerNorm, its standard deviation.
-
-        It is 1 if the norm only multiplies by its gain.
-        """
+        """Return what divides ``x``: its root mean square, in a LayerNorm its standard deviation, or 1."""
         x = x.float()
         if not self.divides:
             return torch.ones_like(x[..., 0])
         if self.centred:
             x = x - x.mean(-1, keepdim=True)
         return (x.square().mean(-1) + self.eps).sqrt()
-
-
-def _weight_and_bias(module: nn.Module, lens: LensModel) -> tuple[Tensor, Tensor]:
-    return weight_and_bias(module, dtype=lens.dtype)
 
 
 def output_weights(
@@ -142,7 +130,7 @@ def output_weights(
     check_unchanged(lens)
     check_layers_have_attention(lens, [layer], what="weights of an attention")
     module = lens.layer(layer).get_submodule(lens.family.attention)
-    weight, bias = _weight_and_bias(module.get_submodule(lens.family.o), lens)
+    weight, bias = weight_and_bias(module.get_submodule(lens.family.o), dtype=lens.dtype)
     n_heads = lens.head_sizes(layer)["n_heads"]
     return rearrange(weight, "d_model (head value) -> head value d_model", head=n_heads), bias
 
@@ -158,7 +146,7 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     family, module = lens.family, lens.layer(layer).get_submodule(lens.family.attention)
 
     def projection(name: str) -> tuple[Tensor, Tensor]:
-        return _weight_and_bias(module.get_submodule(name), lens)
+        return weight_and_bias(module.get_submodule(name), dtype=lens.dtype)
 
     if family.kv_latent is not None:
         return _latent_weights(lens, module)
@@ -208,12 +196,12 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
 
 
 def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
-    """Return the weights of a latent attention (``module``): products of two projections and the gain between them."""
+    """Return the weights of a latent attention."""
     family, d_value = lens.family, lens.d_value
     of_latent, rotated = module.qk_nope_head_dim, module.qk_rope_head_dim
 
     def weight(name: str) -> Tensor:
-        return _weight_and_bias(module.get_submodule(name), lens)[0].float()
+        return weight_and_bias(module.get_submodule(name), dtype=lens.dtype)[0].float()
 
     def unrotated(
         rows: Float[Tensor, "*batch d_head d_model"],
@@ -234,7 +222,7 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
         gain = _read_norm(module.get_submodule(family.q_latent), lens).gain
         w_q = (weight(FROM_LATENT["q_latent"]) * gain) @ w_q
     passed, turned = w_q.unflatten(0, (lens.n_heads, -1)).split([of_latent, rotated], dim=1)
-    w_o, b_o = _weight_and_bias(module.get_submodule(family.o), lens)
+    w_o, b_o = weight_and_bias(module.get_submodule(family.o), dtype=lens.dtype)
     return AttentionWeights(
         w_q=torch.cat([passed, unrotated(turned)], dim=1),
         w_k=w_k,
@@ -251,16 +239,14 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
 def keys_at_position(
     lens: LensModel, x: Float[Tensor, "batch d_model"], *, layer: int, position: int
 ) -> Float[Tensor, "batch kv_head d_head"]:
-    """Return the keys that a layer's attention makes of inputs ``x`` at one position: what the site ``k`` would be."""
+    """Return the keys that a layer makes of inputs ``x`` at one position: what the site ``k`` would be."""
     weights = attention_weights(lens, layer=layer)
     if weights.latent is None:
         found = weights.keys(x.to(weights.w_k.dtype)) + weights.b_k
         norm = norm_weights(lens, layer=layer, which="k_norm") if lens.family.normed_qkv else None
-        return (
-            found
-            if norm is None
-            else (found / norm.divisor(found)[..., None] * norm.gain).to(found.dtype)
-        )
+        if norm is None:
+            return found
+        return (found / norm.divisor(found)[..., None] * norm.gain).to(found.dtype)
     module: Any = lens.layer(layer).get_submodule(lens.family.attention)
     seen: dict[str, Tensor] = {}
 
@@ -285,21 +271,20 @@ def mlp_weights(lens: LensModel, *, layer: int) -> MlpWeights:
         return _mixture_weights(module, width=lens.d_mlp)
     assert family.up is not None
     assert family.down is not None
-    w_up, _ = _weight_and_bias(module.get_submodule(family.up), lens)
-    w_down, b_down = _weight_and_bias(module.get_submodule(family.down), lens)
+    w_up, _ = weight_and_bias(module.get_submodule(family.up), dtype=lens.dtype)
+    w_down, b_down = weight_and_bias(module.get_submodule(family.down), dtype=lens.dtype)
+    w_gate = None
     if family.gate_up_fused:
         w_gate, w_up = w_up.chunk(2)
     elif family.gate is not None:
-        w_gate, _ = _weight_and_bias(module.get_submodule(family.gate), lens)
-    else:
-        w_gate = None
+        w_gate, _ = weight_and_bias(module.get_submodule(family.gate), dtype=lens.dtype)
     return MlpWeights(w_gate=w_gate, w_up=w_up, w_down=w_down, b_down=b_down)
 
 
 def _mixture_weights(mlp: Any, *, width: int) -> MlpWeights:
-    """Return gate, up and down-projection of an MLP with experts, filled up with zeros to ``width`` neurons."""
+    """Return the projections of an MLP with experts, filled up with zeros to ``width`` neurons."""
     parts = mlp_submodules(mlp)
-    gate, up, down = list[Tensor](), list[Tensor](), list[Tensor]()
+    found = list[tuple[Tensor, Tensor, Tensor]]()
     with contextlib.ExitStack() as loaded:
         for module in (parts.get("experts"), *parts.get("dense", ())):
             if module is not None:
@@ -309,15 +294,16 @@ def _mixture_weights(mlp: Any, *, width: int) -> MlpWeights:
             check_not_packed(experts, "gate_up_proj")
             check_not_packed(experts, "down_proj")
             for expert in range(experts.num_experts):
-                for into, one in zip((gate, up), expert_gate_and_up(experts, expert), strict=True):
-                    into.append(one)
-                down.append(expert_down_projection(experts, expert).T)
+                found.append(
+                    (
+                        *expert_gate_and_up(experts, expert),
+                        expert_down_projection(experts, expert).T,
+                    )
+                )
         if "dense" in parts:
             of_gate, of_up, of_down = parts["dense"]
-            gate.append(of_gate.weight)
-            up.append(of_up.weight)
-            down.append(of_down.weight.T)
-        rows = [torch.cat(some).detach() for some in (gate, up, down)]
+            found.append((of_gate.weight, of_up.weight, of_down.weight.T))
+        rows = [torch.cat(some).detach() for some in zip(*found, strict=True)]
     missing = (0, 0, 0, width - len(rows[0]))
     w_gate, w_up, w_out = (torch.nn.functional.pad(one, missing) for one in rows)
     return MlpWeights(
@@ -326,19 +312,17 @@ def _mixture_weights(mlp: Any, *, width: int) -> MlpWeights:
 
 
 def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None:
-    """Return the norm ``which`` of a layer, such as ``attn_norm``; None if the family has no such norm."""
-    family = lens.family_of_layer(layer)
+    """Return the norm ``which`` of a layer; None if the family has no such norm."""
+    family, width = lens.family_of_layer(layer), lens.d_model
+    path: str | None = getattr(family, which)
     if which in ("q_norm", "k_norm"):
-        path = None if family.qk_norm is None else f"{family.attention}.{getattr(family, which)}"
-    else:
-        path = getattr(family, which)
+        path, width = family.qk_norm and f"{family.attention}.{path}", None
     by = {"attn_post_norm": family.attn_multiplier, "mlp_post_norm": family.mlp_multiplier}.get(
         which, 1.0
     )
     if by != 1:
         gain = torch.full((lens.d_model,), by, device=lens.device, dtype=torch.float32)
         return Norm(gain=gain, bias=torch.zeros_like(gain), eps=0.0, centred=False, divides=False)
-    width = None if which in ("q_norm", "k_norm") else lens.d_model
     if path is None:
         return None
     norm = _read_norm(lens.layer(layer).get_submodule(path), lens, width=width)
@@ -352,8 +336,8 @@ def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None
 class AttentionConstants:
     """Parts of one layer's attention that come from biases, the same at every position and for every token.
 
-    The softmax cancels a constant of the keys, and the mean over positions leaves one of the values as it is, so
-    neither is part of what a token brings.
+    The softmax cancels a constant of the keys, and one of the values is in every mean over positions, so neither is
+    part of what a token brings.
     """
 
     read: Float[Tensor, " d_model"]
@@ -367,20 +351,14 @@ class AttentionConstants:
 
 
 def attention_constants(lens: LensModel, *, layer: int) -> AttentionConstants:
-    """Compute the parts of one layer's attention that come from biases (of norm, keys, values and output)."""
     (source,) = lens.key_layers([layer])
     family, weights = lens.family, attention_weights(lens, layer=source)
     norm = norm_weights(lens, layer=layer, which="attn_norm")
     read = weights.b_o.new_zeros(lens.d_model, dtype=torch.float32) if norm is None else norm.bias
     k, v = weights.b_k.float() + weights.keys(read), weights.b_v.float() + weights.values(read)
     z = attn_out = None
-    if not (
-        family.sigmoid
-        or family.sink_logit
-        or family.gated_q
-        or family.head_out
-        or family.normed_qkv
-    ):
+    no_mean = family.sigmoid or family.sink_logit
+    if not (no_mean or family.gated_q or family.head_out or family.normed_qkv):
         z = v.repeat_interleave(lens.n_heads // lens.n_kv_heads, dim=0)
         if family.attn_post_norm is None:
             made = einsum(z, weights.w_o.float(), "head d_head, head d_head d_model -> d_model")
@@ -393,10 +371,10 @@ def final_norm(lens: LensModel) -> Norm:
 
 
 def _read_norm(module: nn.Module, lens: LensModel, *, width: int | None = None) -> Norm:
-    """Return gain, bias, eps and kind (RMSNorm or LayerNorm) of a norm module.
+    """Return gain, bias, eps and kind of a norm module.
 
-    ``width`` is the number of entries that the module norms. If it is None, the stored gain has as many; a module
-    without a gain then norms heads.
+    ``width`` is the number of entries that it norms. If it is None, the stored gain has as many; a module without a
+    gain then norms heads.
     """
     check_unchanged(lens)
     with in_memory(module):
