@@ -4,8 +4,8 @@ To add a family, add a row to ``FAMILIES`` and a tiny random model to ``tests/ti
 
 Two ways to compute the same number (the bridge and the plain module, shared and single forwards, a pass from a later
 layer and a whole one) agree within rounding: 1e-5 of a row's norm in float32, eight times the rounding of a
-half-precision type. Whether they are equal to the last bit is a fact about a CPU and its libraries, which no family
-states: ``engine.trust`` finds it out where the numbers are computed.
+half-precision type. Whether they are equal to the last bit hangs on a CPU and its libraries: ``engine.trust`` finds it
+out.
 """
 
 import functools
@@ -17,90 +17,88 @@ from typing import Any
 from ..errors import ModelError
 from .family import Family
 
-_SANDWICH: dict[str, Any] = {
-    "attn_post_norm": "post_attention_layernorm",
-    "mlp_norm": "pre_feedforward_layernorm",
-    "mlp_post_norm": "post_feedforward_layernorm",
-    "gain_offset": 1.0,
-}
-_POST_NORM: dict[str, Any] = {
-    "attn_norm": None,
-    "attn_post_norm": "post_attention_layernorm",
-    "mlp_norm": None,
-    "mlp_post_norm": "post_feedforward_layernorm",
-}
-_GPT2: dict[str, Any] = {
-    "layers": "transformer.h",
-    "final_norm": "transformer.ln_f",
-    "attention": "attn",
-    "q": "c_attn",
-    "k": "c_attn",
-    "v": "c_attn",
-    "o": "c_proj",
-    "qkv_layout": "contiguous",
-    "attn_norm": "ln_1",
-    "gate": None,
-    "up": "c_fc",
-    "down": "c_proj",
-    "mlp_norm": "ln_2",
-    "centred_norm": True,
-}
-_ONE_PROJECTION: dict[str, Any] = {
-    "q": "query_key_value",
-    "k": "query_key_value",
-    "v": "query_key_value",
-    "o": "dense",
-    "gate": None,
-    "up": "dense_h_to_4h",
-    "down": "dense_4h_to_h",
-    "centred_norm": True,
-}
-_WRITTEN_OUT: dict[str, Any] = {
-    "layers": "transformer.h",
-    "final_norm": "transformer.ln_f",
-    "centred_norm": True,
-    "own_attention": True,
-    "layer_values": 1,
-}
-_BOTH_HALVES: dict[str, Any] = {"gate": "gate_up_proj", "up": "gate_up_proj", "gate_up_fused": True}
-_QWEN_HYBRID: dict[str, Any] = {
-    "mixer": "linear_attn",
-    "gated_q": True,
-    "qk_norm": "head",
-    "gain_offset": 1.0,
-}
-_PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
-_JAMBA: dict[str, Any] = {
-    "mixer": "mamba",
-    "final_norm": "model.final_layernorm",
-    "mlp": "feed_forward",
-    "mlp_norm": "pre_ff_layernorm",
-}
-_LFM2: dict[str, Any] = {
-    "mixer": "conv",
-    "final_norm": "model.embedding_norm",
-    "o": "out_proj",
-    "attn_norm": "operator_norm",
-    "mlp": "feed_forward",
-    "gate": "w1",
-    "up": "w3",
-    "down": "w2",
-    "mlp_norm": "ffn_norm",
-    "qk_norm": "head",
-    "q_norm": "q_layernorm",
-    "k_norm": "k_layernorm",
-}
-_EXPERTS: dict[str, Any] = {"gate": None, "up": None, "down": None, "experts": "experts"}
-_MIXED: dict[str, Any] = _EXPERTS | {"dense": _PROJECTIONS}
-_LFM2_MIXED: dict[str, Any] = _LFM2 | _MIXED | {"dense": ("w1", "w3", "w2")}
-_SHARED: dict[str, Any] = _MIXED | {"shared": "shared_expert", "shared_gate": "shared_expert_gate"}
-_LATENT: dict[str, Any] = {
-    "q": "q_a_proj",
-    "k": "kv_a_proj_with_mqa",
-    "v": "kv_a_proj_with_mqa",
-    "q_latent": "q_a_layernorm",
-    "kv_latent": "kv_a_layernorm",
-}
+_SANDWICH = dict[str, Any](
+    attn_post_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_post_norm="post_feedforward_layernorm",
+    gain_offset=1.0,
+)
+_POST_NORM = dict[str, Any](
+    attn_norm=None,
+    attn_post_norm="post_attention_layernorm",
+    mlp_norm=None,
+    mlp_post_norm="post_feedforward_layernorm",
+)
+_GPT2 = dict[str, Any](
+    layers="transformer.h",
+    final_norm="transformer.ln_f",
+    attention="attn",
+    q="c_attn",
+    k="c_attn",
+    v="c_attn",
+    o="c_proj",
+    qkv_layout="contiguous",
+    attn_norm="ln_1",
+    gate=None,
+    up="c_fc",
+    down="c_proj",
+    mlp_norm="ln_2",
+    centred_norm=True,
+)
+_ONE_PROJECTION = dict[str, Any](
+    q="query_key_value",
+    k="query_key_value",
+    v="query_key_value",
+    o="dense",
+    gate=None,
+    up="dense_h_to_4h",
+    down="dense_4h_to_h",
+    centred_norm=True,
+)
+_WRITTEN_OUT = dict[str, Any](
+    layers="transformer.h",
+    final_norm="transformer.ln_f",
+    centred_norm=True,
+    own_attention=True,
+    layer_values=1,
+)
+_BOTH_HALVES = dict[str, Any](gate="gate_up_proj", up="gate_up_proj", gate_up_fused=True)
+_QWEN_HYBRID = dict[str, Any](
+    mixer="linear_attn",
+    gated_q=True,
+    qk_norm="head",
+    gain_offset=1.0,
+)
+_JAMBA = dict[str, Any](
+    mixer="mamba",
+    final_norm="model.final_layernorm",
+    mlp="feed_forward",
+    mlp_norm="pre_ff_layernorm",
+)
+_LFM2 = dict[str, Any](
+    mixer="conv",
+    final_norm="model.embedding_norm",
+    o="out_proj",
+    attn_norm="operator_norm",
+    mlp="feed_forward",
+    gate="w1",
+    up="w3",
+    down="w2",
+    mlp_norm="ffn_norm",
+    qk_norm="head",
+    q_norm="q_layernorm",
+    k_norm="k_layernorm",
+)
+_EXPERTS = dict[str, Any](gate=None, up=None, down=None, experts="experts")
+_MIXED = dict[str, Any](_EXPERTS, dense=("gate_proj", "up_proj", "down_proj"))
+_SHARED = dict[str, Any](_MIXED, shared="shared_expert", shared_gate="shared_expert_gate")
+_LATENT = dict[str, Any](
+    q="q_a_proj",
+    k="kv_a_proj_with_mqa",
+    v="kv_a_proj_with_mqa",
+    q_latent="q_a_layernorm",
+    kv_latent="kv_a_layernorm",
+)
 FROM_LATENT = {"q_latent": "q_b_proj", "kv_latent": "kv_b_proj"}
 """Latent -> the projection that reads it, from the attention."""
 
@@ -156,9 +154,7 @@ _ROWS = (
         **_BOTH_HALVES,
     ),
     Family("StableLmForCausalLM", centred_norm=True),
-    Family(
-        architecture="Starcoder2ForCausalLM", gate=None, up="c_fc", down="c_proj", centred_norm=True
-    ),
+    Family("Starcoder2ForCausalLM", gate=None, up="c_fc", down="c_proj", centred_norm=True),
     Family("CohereForCausalLM", mlp_norm="input_layernorm", centred_norm=True),
     Family("Cohere2ForCausalLM", mlp_norm="input_layernorm", centred_norm=True),
     Family("GlmForCausalLM", **_BOTH_HALVES),
@@ -260,7 +256,7 @@ _ROWS = (
     Family("JambaForCausalLM", **_JAMBA, **_MIXED),
     Family("BambaForCausalLM", **_JAMBA, layer_values=2),
     Family("Qwen3_5MoeForCausalLM", **_QWEN_HYBRID, **_SHARED),
-    Family("Lfm2MoeForCausalLM", **_LFM2_MIXED),
+    Family("Lfm2MoeForCausalLM", **_LFM2 | _MIXED | dict[str, Any](dense=("w1", "w3", "w2"))),
     Family(
         "GraniteMoeHybridForCausalLM",
         mixer="mamba",
@@ -482,7 +478,7 @@ def family_of(architecture: str) -> Family:
 def family_of_model(architecture: str, *, config: Any) -> Family:
     """Look up the table row of a model's architecture, adapted to the model's configuration.
 
-    Raise ModelError if there is no row, or if the configuration has a setting that is not supported.
+    Raise ModelError if there is no row, or if a setting is not supported.
     """
     row = family_of(architecture)
     for name, reason in _REFUSED.get(architecture, {}).items():
@@ -506,10 +502,7 @@ def _changed_fields(architecture: str, config: Any, row: Family) -> dict[str, An
 
 
 def setting_of(config: Any, name: str) -> Any:
-    """Return a setting that the configuration's class has or takes; None for one that a config.json has besides.
-
-    transformers keeps those too, and no model of the class reads them.
-    """
+    """Return a setting that the configuration's class has or takes; None for others, which no model of it reads."""
     kind = type(config)
     read = name in _taken_names(kind) or hasattr(kind, name)
     return getattr(config, name, None) if read else None
@@ -525,23 +518,18 @@ def head_sizes(config: Any, *, family: Family, layer: int) -> dict[str, int]:
     n_heads = config.num_attention_heads
     if family.own_sizes:
         config = config.per_layer_config[layer]
+    n_kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
+    if getattr(config, "multi_query", False):
+        n_kv_heads = 1
+    d_value = d_head = getattr(config, "head_dim", None) or config.hidden_size // n_heads
     if family.kv_latent is not None:
-        widths = {
-            "d_head": config.qk_nope_head_dim + config.qk_rope_head_dim,
-            "d_value": config.v_head_dim,
-        }
-        return {"n_heads": n_heads, "n_kv_heads": n_heads} | widths
-    n_kv_heads = (
-        1
-        if getattr(config, "multi_query", False)
-        else getattr(config, "num_key_value_heads", None) or n_heads
-    )
-    d_head = getattr(config, "head_dim", None) or config.hidden_size // n_heads
-    return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head, "d_value": d_head}
+        n_kv_heads, d_value = n_heads, config.v_head_dim
+        d_head = config.qk_nope_head_dim + config.qk_rope_head_dim
+    return {"n_heads": n_heads, "n_kv_heads": n_kv_heads, "d_head": d_head, "d_value": d_value}
 
 
 def layer_of_keys(config: Any, *, layer: int) -> int:
-    """Return the number of the layer whose keys and values ``layer`` attends to: itself, or an earlier layer."""
+    """Return the layer whose keys and values ``layer`` attends to: itself, or an earlier one."""
     n_own, types = config.num_hidden_layers - config.num_kv_shared_layers, config.layer_types
     if layer < n_own:
         return layer
@@ -551,7 +539,7 @@ def layer_of_keys(config: Any, *, layer: int) -> int:
 def sliding_window_of(config: Any, *, layer: int) -> int | None:
     """Return how many positions a layer's sliding window has, the query's own included; None without a window.
 
-    A configuration with a window and no list of layer types has it in every layer (Mistral, Phi-3).
+    A window without a list of layer types is one of every layer (Mistral, Phi-3).
     """
     if getattr(config, "attention_layers", None) is not None:  # GPT-Neo
         return int(config.window_size) if config.attention_layers[layer] == "local" else None

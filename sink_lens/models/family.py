@@ -51,29 +51,29 @@ class Family:
     attn_norm: str | None = "input_layernorm"
     """The norm before the attention; None if the attention reads the residual stream directly."""
     attn_post_norm: str | None = None
-    """The norm applied to the attention's output before it is added to the stream; None if there is no such norm."""
+    """The norm of the attention's output before it is added to the stream, if there is one."""
     mlp: str | None = "mlp"
     """The MLP module; None if the projections are in the layer itself. The next three paths are relative to it."""
     gate: str | None = "gate_proj"
-    """Gate projection; None if the MLP has no gate."""
+    """None if the MLP has no gate."""
     up: str | None = "up_proj"
-    """Up projection; without a gate its output is the pre-activation. None in a mixture of experts."""
+    """Without a gate its output is the pre-activation. None in a mixture of experts."""
     down: str | None = "down_proj"
-    """Down-projection; None in a mixture of experts."""
+    """None in a mixture of experts."""
     experts: str | None = None
     """The routed experts (``models.experts``); None in a dense MLP."""
     dense: tuple[str, ...] = ()
     """In a mixture whose layers differ, gate, up and down-projection of its dense MLPs and of its shared expert."""
     shared: str | None = None
-    """The shared expert of such a mixture; None without one."""
+    """The shared expert of such a mixture, if there is one."""
     shared_gate: str | None = None
-    """The projection whose sigmoid the shared expert's output is multiplied by; None without one."""
+    """The projection whose sigmoid the shared expert's output is multiplied by, if there is one."""
     gate_up_fused: bool = False
     """True if gate and up are the two halves of one projection."""
     mlp_norm: str | None = "post_attention_layernorm"
     """The norm before the MLP; None if the MLP reads the residual stream directly."""
     mlp_post_norm: str | None = None
-    """The norm applied to the MLP's output before it is added to the stream; None if there is no such norm."""
+    """The norm of the MLP's output before it is added to the stream, if there is one."""
     centred_norm: bool = False
     """True if norms are LayerNorm (which subtracts the mean) rather than RMSNorm."""
     gain_offset: float = 0.0
@@ -83,26 +83,25 @@ class Family:
     soft_capped: bool = False
     """True if attention scores go through a tanh, so that no fused kernel is exact."""
     sink_logit: bool = False
-    """True if every head has a learned logit that takes mass without a key, so that pattern rows sum to less than 1."""
+    """True if every head has a learned logit that takes mass without a key."""
     own_sdpa: bool = False
     """True if the model class itself calls SDPA, with the parts of its attention that go beyond a softmax."""
     sigmoid: bool = False
-    """True if attention weights are the sigmoid of the scores; pattern rows then need not sum to 1."""
+    """True if attention weights are the sigmoid of the scores."""
     head_out: str | None = None
-    """The submodule of the attention that norms or gates each head's aggregated values before W_O; None if W_O reads
-    the aggregated values unchanged."""
+    """The submodule of the attention that norms or gates each head's aggregated values before W_O, if there is one."""
     head_norm_flat: bool = False
     """True if ``head_out`` takes all heads side by side, as one norm over all of them does."""
     head_gate: str | None = None
-    """The projection of the attention's input that gates the heads' outputs, in a layer of its own; else None."""
+    """The projection of the attention's input that gates the heads' outputs, in a layer of its own."""
     qk_norm: str | None = None
-    """Norm of queries and keys after their projection: 'head' (per head), 'width' (all heads together) or None."""
+    """Norm of queries and keys after their projection: 'head' (per head) or 'width' (all heads together)."""
     rotates_in_float32: bool = False
-    """True if queries and keys are rotated in float32 and rounded afterwards, whatever the type of the weights."""
+    """True if queries and keys are rotated in float32 and rounded afterwards."""
     attn_in_multiplier: float = 1.0
-    """Number by which the attention's input is multiplied behind its norm (Falcon-H1)."""
+    """Factor of the attention's input behind its norm (Falcon-H1)."""
     attn_multiplier: float = 1.0
-    """Number by which the attention's output is multiplied before it is added to the stream (Granite, Falcon-H1)."""
+    """Factor of the attention's output before it is added to the stream (Granite, Falcon-H1)."""
     mixer_multiplier: float = 1.0
     """The same of a mixer's output."""
     mlp_multiplier: float = 1.0
@@ -110,21 +109,21 @@ class Family:
     mlp_multiplies: bool = False
     """True if the MLP's module does that itself (Falcon-H1)."""
     own_attention: bool = False
-    """True if the class writes its attention out instead of calling transformers' attention interface; ``interfaced``
-    has a subclass that calls it."""
+    """True if the class writes its attention out and ``interfaced`` has a subclass that calls transformers'
+    interface."""
     alibi: bool = False
-    """True if scores have a slope for each head times the position of the key (ALiBi); no fused kernel is given it."""
+    """True if scores have a slope for each head times the position of the key (ALiBi)."""
     adds_inside: bool = False
-    """True if attention and MLP add the residual stream to their output themselves (BLOOM)."""
+    """True if attention and MLP add the residual stream to their output (BLOOM)."""
     mixer: str | None = None
-    """In a hybrid, the module that layers without attention have in its place: linear attention, Mamba, a convolution.
-    Attention is not read there."""
+    """In a hybrid, the module that layers without attention have in its place: linear attention, Mamba, a
+    convolution."""
     beside: bool = False
     """True if every layer has attention and a mixer, side by side."""
     in_mixer_layers: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Fields of the row that are different in layers without attention."""
+    """Fields that are different in layers without attention."""
     layer_values: int = 0
-    """Number of values in the tuple that a layer returns, the stream first; 0 where it returns the stream itself."""
+    """Length of the tuple that a layer returns, the stream first; 0 where it returns the stream itself."""
     bridge_mlp: str = "mlp"
     """Name of the MLP's component in the bridge's blocks."""
     gated_q: bool = False
@@ -132,43 +131,42 @@ class Family:
     q_norm: str = "q_norm"
     """Path of the norm of the queries from the attention, where there is one."""
     k_norm: str = "k_norm"
-    """Path of the norm of the keys from the attention, where there is one."""
     normed_qkv: bool = False
     """True if ``q``, ``k`` and ``v`` are paths of norms: some layers make keys and values by one projection."""
     own_sizes: bool = False
     """True if layers differ in the number and the width of their heads, and in their neurons."""
     shared_keys: bool = False
-    """True if some layers attend to the keys and values of an earlier one, and have none of their own."""
+    """True if some layers attend to the keys and values of an earlier one."""
     per_layer: str | None = None
-    """Path of the norm of what a layer adds of an input that each token has for it; None without such an input."""
+    """Path of the norm of what a layer adds of an input that each token has for it, if there is one."""
     layer_scale: str | None = None
-    """Path, from the layer, of the number by which it multiplies the whole stream at its end; None without one."""
+    """Path, from the layer, of the number by which it multiplies the whole stream at its end, if there is one."""
     q_latent: str | None = None
-    """Path, from the attention, of the norm of the latent that queries are made from; None where there is none."""
+    """Path, from the attention, of the norm of the latent that queries are made from, if there is one."""
     kv_latent: str | None = None
-    """The same of the one latent of keys and values, in latent attention; None elsewhere. Queries, keys and values are
-    then what the heads multiply: rotated, and of a width of their own each."""
+    """The same of the one latent of keys and values. Queries, keys and values are then what the heads multiply:
+    rotated, and of a width of their own each."""
 
     @property
     def aggregated_site(self) -> str:
-        """Name of the site that holds the values summed by attention: ``z_raw`` or, if no module shows it, ``z``."""
+        """The site of the values summed by attention: ``z_raw`` or, if no module shows it, ``z``."""
         return "z" if self.gated_q else "z_raw"
 
     @property
     def sites_with_own_points(self) -> tuple[str, ...]:
-        """Names of the sites for which this library, and not TransformerLens, adds the hook points."""
+        """The sites for which this library, and not TransformerLens, adds the hook points."""
         found = ("q",) if self.gated_q else ()
         found += ("attn_out",) if self.beside else ()
         return found if self.mixer is None else (*found, "mixer_out")
 
     @property
     def row_without_attention(self) -> "Family":
-        """The row for a hybrid's layers without attention, in which some names differ (``in_mixer_layers``)."""
+        """The row for a hybrid's layers without attention."""
         return replace(self, **self.in_mixer_layers) if self.in_mixer_layers else self
 
     @property
     def plain_kernel(self) -> str:
-        """Name of the fastest Hugging Face attention implementation that is exact for the family."""
+        """Name of the fastest attention of transformers that is exact for the family."""
         no_sdpa = self.soft_capped or (
             (self.sink_logit or self.own_attention) and not self.own_sdpa
         )

@@ -27,10 +27,7 @@ _NAMES = {
 
 
 def axis_sizes(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
-    """Return the size of each axis of a site after the axis of sequences.
-
-    ``axes`` are names, as in ``SITES["z"].axes``. If layers differ in a size, it is the smallest one.
-    """
+    """Return the size of each axis of a site after the axis of sequences, the smallest if layers differ."""
     sizes = dict.fromkeys(("position", "query", "key"), n_positions)
     sizes |= {
         "head": model.n_heads,
@@ -46,7 +43,7 @@ def axis_sizes(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """Sizes of a model, as read from the headers of its files without its weights."""
+    """Sizes of a model, as read from the headers of its files. Hybrids, and models with latents, have none."""
 
     n_layers: int
     n_heads: int
@@ -54,7 +51,7 @@ class Header:
     d_model: int
     d_head: int
     d_mlp: int
-    """Number of neurons in one MLP; 0 where they are not told from the headers."""
+    """Neurons in one MLP; 0 where they are not told from the headers."""
     n_context: int | None
     """Longest input in tokens; None where the files do not say."""
     n_body: int
@@ -72,25 +69,21 @@ class Header:
         return family_of(self.architecture)
 
     def layers_with(self, site: str) -> tuple[int, ...]:
-        """Return the numbers of the layers that have this site: all layers, since hybrids have no ``Header``."""
         return tuple(range(self.n_layers))
 
     @property
     def d_value(self) -> int:
-        """Width of one head's values, equal to the width of its keys, since models with latents have no ``Header``."""
         return self.d_head
 
     @property
     def d_latents(self) -> tuple[int, int]:
-        """Widths of the query latent and the key-value latent: (0, 0), since models with latents have no ``Header``."""
         return (0, 0)
 
     def has_differing_sizes(self, axes: str) -> bool:
-        """Return False for all axes, since models whose layers differ in size have no ``Header``."""
         return False
 
     def weight_bytes(self, dtype: str | None = None) -> int:
-        """Return the size of the weights in type ``dtype``, in bytes; ``auto`` and None count as float32."""
+        """Return the size of the weights in type ``dtype``; ``auto`` and None count as float32."""
         return self.n_weights * _BYTES.get(dtype or "float32", _BYTES["float32"])
 
 
@@ -98,10 +91,10 @@ _OF_IMAGES = re.compile(r"(^|\.)(vision_tower|multi_modal_projector)\.")
 
 
 def read_folder_header(folder: Path) -> Header | None:
-    """Read a model's sizes from its configuration and the headers of its weight files; None if these do not suffice.
+    """Read a model's sizes from config.json and the headers of its weight files; None if these do not suffice.
 
-    They do not suffice for models with experts, hybrids and models with latent attention. A folder that ``load`` would
-    refuse gives None too.
+    They do not suffice for models with experts, hybrids and models with latent attention, nor for a folder that
+    ``load`` would refuse.
 
     Raises:
         ModelError: the architecture is not known.
@@ -117,9 +110,8 @@ def read_folder_header(folder: Path) -> Header | None:
         tensors: list[tuple[str, list[int]]] = []
         for file in sorted(folder.glob("*.safetensors")):
             with safe_open(file, framework="numpy") as weights:
-                tensors += [
-                    (name, weights.get_slice(name).get_shape()) for name in weights.offset_keys()
-                ]
+                names = weights.offset_keys()
+                tensors += [(name, weights.get_slice(name).get_shape()) for name in names]
         (named,) = config["architectures"]
     except (
         OSError,
@@ -135,32 +127,30 @@ def read_folder_header(folder: Path) -> Header | None:
     family = family_of(architecture)
     if named in TEXT_PART:
         tensors = [(name, shape) for name, shape in tensors if not _OF_IMAGES.search(name)]
-    needed = (found["n_layers"], found["n_heads"], found["d_model"], found["d_vocab"])
+    n_layers, n_heads, d_model, d_vocab = needed = [
+        found[name] for name in ("n_layers", "n_heads", "d_model", "d_vocab")
+    ]
     shapes = [shape for _, shape in tensors]
     unknown = not (family.experts is family.mixer is family.kv_latent is None) or family.own_sizes
     if unknown or not shapes or not all(type(one) is int and one > 0 for one in needed):
         return None
-    n_weights, n_vocab = sum(map(math.prod, shapes)), found["d_vocab"] * found["d_model"]
-    ends = sum(len(shape) == 2 and shape[0] == found["d_vocab"] for shape in shapes)
-    kv_heads = 1 if inner.get("multi_query") else found["n_kv_heads"] or found["n_heads"]
+    n_weights, n_vocab = sum(map(math.prod, shapes)), d_vocab * d_model
+    ends = sum(len(shape) == 2 and shape[0] == d_vocab for shape in shapes)
+    assert family.down is not None  # of a model without experts
     down = "." + ".".join(part for part in (family.mlp, family.down, "weight") if part)
-    widths = (
-        [shape for name, shape in tensors if name.endswith(down) and len(shape) == 2]
-        if family.down
-        else []
-    )
+    widths = [shape for name, shape in tensors if name.endswith(down) and len(shape) == 2]
     return Header(
-        n_layers=found["n_layers"],
-        n_heads=found["n_heads"],
-        n_kv_heads=kv_heads,
-        d_model=found["d_model"],
-        d_head=found["d_head"] or found["d_model"] // found["n_heads"],
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=1 if inner.get("multi_query") else found["n_kv_heads"] or n_heads,
+        d_model=d_model,
+        d_head=found["d_head"] or d_model // n_heads,
         d_mlp=widths[0][0 if family.transposed else 1] if widths else 0,
         n_context=found["n_context"],
         n_body=max(0, n_weights - ends * n_vocab),
         n_vocab=n_vocab,
         n_weights=n_weights,
-        d_vocab=found["d_vocab"],
+        d_vocab=d_vocab,
         has_tokenizer=any((folder / name).is_file() for name in _TOKENIZERS),
         architecture=architecture,
     )

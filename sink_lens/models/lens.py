@@ -37,23 +37,21 @@ class LensModel:
     state: LensState
     """The model as it was when it was wrapped, and the lock that all lenses on it share."""
     name: str
-    """Name of the model, as the user gave it."""
+    """As the user gave it."""
     notes: tuple[str, ...] = ()
     """Facts that a reader of results must know, such as that the weights were quantised."""
     uneditable: frozenset[str] = field(default_factory=frozenset)
-    """Sites whose edits have no effect on this model's bridge; such edits are refused."""
+    """Sites whose edits have no effect on this model's bridge."""
 
     own_attention: AttentionFunction | None = None
-    """The attention function of the user's own that the model runs; None if it is the softmax of the family's row."""
+    """The user's own attention function that the model runs; None if it is that of the family's row."""
 
     @property
     def config(self) -> Any:
-        """The model's Hugging Face configuration."""
         return self.plain.config
 
     @property
     def n_layers(self) -> int:
-        """Number of decoder layers."""
         return len(self.layers)
 
     @property
@@ -68,7 +66,6 @@ class LensModel:
 
     @property
     def d_model(self) -> int:
-        """Width of the residual stream."""
         return self.config.hidden_size
 
     @property
@@ -78,12 +75,12 @@ class LensModel:
 
     @property
     def d_value(self) -> int:
-        """Width of one head's values, the smallest if layers differ; in latent attention, keys have another width."""
+        """Width of one head's values, the smallest if layers differ."""
         return self._smallest_size("d_value")
 
     @property
     def d_latents(self) -> tuple[int, int]:
-        """Widths of the query latent and of the key-value latent; 0 for a latent that the model lacks."""
+        """Widths of the query latent and of the key-value latent; 0 for one that the model lacks."""
         if self.family.kv_latent is None:
             return (0, 0)
         return self.config.q_lora_rank or 0, self.config.kv_lora_rank
@@ -93,22 +90,21 @@ class LensModel:
         return head_sizes(self.config, family=self.family, layer=layer)
 
     def _smallest_size(self, name: str) -> int:
-        layers = range(self.n_layers) if self.family.own_sizes else (0,)
-        return min(self.head_sizes(layer)[name] for layer in layers)
+        return min(self.head_sizes(layer)[name] for layer in self._differing_layers)
+
+    @property
+    def _differing_layers(self) -> range:
+        return range(self.n_layers if self.family.own_sizes else 1)
 
     def has_differing_sizes(self, axes: str) -> bool:
-        """Check whether layers differ in the size of one of these axes (``SITES[name].axes``)."""
-        layers = range(self.n_layers if self.family.own_sizes else 1)
-        return len({self.axis_sizes(axes, n_positions=1, layer=one) for one in layers}) > 1
+        """Check whether layers differ in the size of one of these axes."""
+        sizes = {self.axis_sizes(axes, n_positions=1, layer=one) for one in self._differing_layers}
+        return len(sizes) > 1
 
     @property
     def d_mlp(self) -> int:
-        """Number of neurons in one MLP, over all its experts; 0 if the model has no site ``neurons``.
-
-        If layers differ, it is the smallest number.
-        """
-        layers = range(self.n_layers) if self.family.own_sizes else (0,)
-        return min(map(self.n_neurons, layers))
+        """The smallest number of neurons in an MLP, over all its experts; 0 if the model has no site ``neurons``."""
+        return min(map(self.n_neurons, self._differing_layers))
 
     def n_neurons(self, layer: int) -> int:
         """Return the number of neurons in a layer's MLP, over all experts; 0 if the model has no site ``neurons``."""
@@ -134,7 +130,7 @@ class LensModel:
     ) -> tuple[int, ...]:
         """Return the size of each of these axes (``SITES[name].axes``) in a layer, without the axis of sequences.
 
-        Axes of positions have ``n_positions`` entries. Without a layer, each size is the smallest of any layer.
+        Without a layer, each size is the smallest of any layer.
         """
         if layer is None or not self.family.own_sizes:
             return axis_sizes(self, axes, n_positions=n_positions)
@@ -145,7 +141,6 @@ class LensModel:
 
     @property
     def d_vocab(self) -> int:
-        """Number of token ids."""
         return self.config.vocab_size
 
     @property
@@ -161,7 +156,7 @@ class LensModel:
         return rope["original_max_position_embeddings"] if longer else None
 
     def reach(self, layer: int) -> int | None:
-        """Return how many positions a layer's sliding window has, the query's own included; None without a window."""
+        """Return how many positions a layer's sliding window has, the query's own included; None without one."""
         return sliding_window_of(self.config, layer=layer)
 
     @property
@@ -182,14 +177,11 @@ class LensModel:
         return () if self.family.mixer is None else self._layers_with_module(self.family.mixer)
 
     def _layers_with_module(self, module: str) -> tuple[int, ...]:
-        return tuple(
-            index
-            for index, layer in enumerate(self.layers)
-            if getattr(layer, module, None) is not None
-        )
+        found = (getattr(layer, module, None) for layer in self.layers)
+        return tuple(index for index, one in enumerate(found) if one is not None)
 
     def layers_with(self, *sites: str) -> tuple[int, ...]:
-        """Return the numbers of the layers that have all the sites (or observed activations) of these names."""
+        """Return the numbers of the layers that have all these sites (or observed activations)."""
         having = set(range(self.n_layers)).intersection(*map(self._layers_with_site, sites))
         return tuple(sorted(having))
 
@@ -203,7 +195,7 @@ class LensModel:
         return self.attention_layers if site in OF_ATTENTION else tuple(range(self.n_layers))
 
     def added_sites(self, layer: int) -> tuple[str, ...]:
-        """Return the names of the sites whose values a layer adds to the residual stream, such as ``attn_out``."""
+        """Return the sites whose values a layer adds to the residual stream."""
         return tuple(site for site in ADDED if layer in self.layers_with(site))
 
     def scale(self, layer: int) -> float:
@@ -213,10 +205,9 @@ class LensModel:
 
     @property
     def remaining_scales(self) -> tuple[float, ...]:
-        """Factors that convert the stream before each layer to the unit of the stream after the last layer.
+        """Factors that convert the stream before each layer, and after the last, to the unit of the last.
 
-        A layer's factor is the product of the ``scale`` of this layer and of all later ones. One more factor, 1,
-        belongs to the stream after the last layer. All are 1 except in Gemma 4.
+        A layer's factor is the product of the ``scale`` of this layer and of all later ones: 1 except in Gemma 4.
         """
         scales = [self.scale(layer) for layer in reversed(range(self.n_layers))]
         return tuple(accumulate(scales, mul, initial=1.0))[::-1]
@@ -228,13 +219,13 @@ class LensModel:
         return tuple(sorted({layer_of_keys(self.config, layer=layer) for layer in layers}))
 
     def family_of_layer(self, layer: int) -> Family:
-        """Return the family's row for one layer; a layer without attention, in a hybrid, has a row of its own."""
+        """Return the family's row for one layer; a hybrid's layer without attention has a row of its own."""
         if not self.family.in_mixer_layers or layer in self.attention_layers:
             return self.family
         return self.family.row_without_attention
 
     def layer(self, index: int) -> nn.Module:
-        """Return one decoder layer of the plain model, by its number."""
+        """Return one decoder layer of the plain model."""
         return self.layers[index]
 
     @property
@@ -251,7 +242,7 @@ class LensModel:
 
     @property
     def why_measured_only(self) -> str | None:
-        """Reason why the model has no bridge and so can be measured but not changed; None if it has a bridge."""
+        """Why the model has no bridge and so can be measured but not changed; None if it has one."""
         return self.bridge.reason if isinstance(self.bridge, NoBridge) else None
 
     @property
@@ -277,7 +268,6 @@ class LensModel:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the weights."""
         return self.plain.dtype
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
@@ -287,21 +277,17 @@ class LensModel:
         )
 
     def __repr__(self) -> str:
+        said = [note.partition(":")[0] for note in self.notes if note.startswith("the weights")]
+        weights = "".join(f"; {one}" for one in said)
         return (
             f"LensModel({self.name!r}, {self.family.architecture}, {self.n_layers} layers, "
             f"{self.n_heads} heads over {self.n_kv_heads}, d_model {self.d_model}, {self.dtype}, {self.device}, "
-            f"plain kernel {kernel_of(self.plain.config)}"
-            + "".join(
-                f"; {note.partition(':')[0]}"
-                for note in self.notes
-                if note.startswith("the weights")
-            )
-            + ")"
+            f"plain kernel {kernel_of(self.plain.config)}{weights})"
         )
 
 
 def layers_without_attention_text(lens: LensModel) -> str:
-    """Return a text that names the layers without attention and their mixer; "" if all layers have attention."""
+    """Name the layers without attention and their mixer; "" if all layers have attention."""
     skipped = sorted({*range(lens.n_layers)} - {*lens.attention_layers})
     if not skipped:
         return ""
@@ -310,7 +296,7 @@ def layers_without_attention_text(lens: LensModel) -> str:
 
 
 def missing_sites_text(lens: LensModel, sites: Iterable[str]) -> str:
-    """Return a text that says which layers lack one of these sites, and why; "" if every layer has all of them."""
+    """Say which layers lack one of these sites, and why; "" if every layer has all of them."""
     if said := layers_without_attention_text(lens):
         return "" if OF_ATTENTION.isdisjoint(sites) else said
     others = sorted({*range(lens.n_layers)} - {*lens.layers_with("k")})
@@ -327,11 +313,7 @@ def is_parallel(lens: LensModel) -> bool:
 
 
 def check_plain_layers(lens: LensModel) -> None:
-    """Raise ModelError unless every layer consists of plain attention and an MLP.
-
-    It refuses models with a mixer in place of attention or beside it, those whose layers multiply the stream, and those
-    whose attention function is the user's own.
-    """
+    """Raise ModelError unless every layer consists of plain attention and an MLP."""
     other = "need another model. This one is traced, measured, swept and patched"
     if found := layers_without_attention_text(lens):
         raise ModelError(f"{found}, and this needs it in every layer; {other}")
@@ -361,7 +343,7 @@ def check_layers_have_attention(lens: LensModel, layers: Iterable[int], *, what:
 
 
 def layers_from_zero(layers: Iterable[int], n_layers: int) -> tuple[int, ...]:
-    """Return layer numbers that count from 0; negative ones counted from the last of ``n_layers``, as in a list."""
+    """Return layer numbers that count from 0; negative ones counted from the last, as in a list."""
     return tuple(n_layers + layer if -n_layers <= layer < 0 else layer for layer in layers)
 
 

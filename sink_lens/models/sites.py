@@ -37,9 +37,9 @@ class Address:
     side: Literal["input", "output", "inside"]
     """Inside, it is what the module gives to its attention function (``interfaced.watch_attention_inputs``)."""
     part: Literal["whole", "q", "k", "v", "gate", "up", "heads"] = "whole"
-    """Which part of a fused projection to take, or that the tensor is viewed by heads."""
+    """The part of a fused projection, or that the tensor is viewed by heads."""
     scale: float = 1.0
-    """Number that the submodule's tensor is multiplied by to give the site's."""
+    """Factor of the submodule's tensor in the site's."""
 
 
 def _join_path(*parts: str | None) -> str:
@@ -54,25 +54,25 @@ class Site:
     axes: str
     """Axes of the tensor, in the words of ``sink_lens.axes``."""
     bridge: str
-    """Hook name on the bridge; ``{layer}`` stands for the layer's index."""
+    """Hook name on the bridge, with ``{layer}``."""
     meaning: str
     per_layer: bool = True
     observed: bool = False
-    """True if the plain path reads the site in its attention function (``capture.attention``), not by a module hook."""
+    """True if the plain path reads the site in its attention function, not by a module hook."""
 
     @property
     def axis_names(self) -> tuple[str, ...]:
-        """Names of the axes but that of sequences: ``position``, ``head``, ``key`` or ``unit``."""
+        """``position``, ``head``, ``key`` or ``unit`` for each axis but that of sequences."""
         return tuple(_PARTS.get(axis, "unit") for axis in self.axes.split()[1:])
 
     @property
     def by_token(self) -> bool:
-        """True if each value belongs to one token; False if it belongs to a query and a key (scores and pattern)."""
+        """True if each value belongs to one token; False for scores and pattern."""
         return self.axis_names[0] == "position"
 
     @property
     def position_axis(self) -> int:
-        """Number of the axis of positions; in scores and pattern, the axis of queries."""
+        """Number of the axis of positions; in scores and pattern, of queries."""
         return 1 + self.axis_names.index("position")
 
     def address(self, family: Family) -> Address | None:
@@ -84,33 +84,27 @@ class Site:
                 return Address(module=family.attention, side="input")
             case "q_latent" | "kv_latent":
                 norm: str | None = getattr(family, self.name)
-                return (
-                    None
-                    if norm is None
-                    else Address(module=_join_path(family.attention, norm), side="output")
-                )
+                if norm is None:
+                    return None
+                return Address(module=_join_path(family.attention, norm), side="output")
             case "q" | "k" | "v":
                 if family.kv_latent is not None:
                     return Address(module=family.attention, side="inside", part=self.name)
                 path = _join_path(family.attention, getattr(family, self.name))
-                return Address(
-                    module=path, side="output", part="whole" if family.normed_qkv else self.name
-                )
+                part = "whole" if family.normed_qkv else self.name
+                return Address(module=path, side="output", part=part)
             case "z_raw" if family.gated_q:
                 return None
             case "z_raw" if family.head_out is not None:
                 part = "heads" if family.head_norm_flat else "whole"
-                return Address(
-                    module=_join_path(family.attention, family.head_out), side="input", part=part
-                )
+                path = _join_path(family.attention, family.head_out)
+                return Address(module=path, side="input", part=part)
             case "z" | "z_raw":
-                return Address(
-                    module=_join_path(family.attention, family.o), side="input", part="heads"
-                )
+                path = _join_path(family.attention, family.o)
+                return Address(module=path, side="input", part="heads")
             case "attn_out":
-                module = family.attn_post_norm or _join_path(
-                    family.attention, family.o if family.adds_inside else None
-                )
+                o = family.o if family.adds_inside else None
+                module = family.attn_post_norm or _join_path(family.attention, o)
                 return Address(module=module, side="output", scale=family.attn_multiplier)
             case "mixer_out" if family.mixer is not None:
                 return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
@@ -119,16 +113,12 @@ class Site:
             case "gate" | "up":
                 path = family.gate if self.name == "gate" else family.up
                 part = self.name if family.gate_up_fused else "whole"
-                return (
-                    None
-                    if path is None
-                    else Address(module=_join_path(family.mlp, path), side="output", part=part)
-                )
+                if path is None:
+                    return None
+                return Address(module=_join_path(family.mlp, path), side="output", part=part)
             case "neurons" if family.experts is not None:
                 return Address(module=_join_path(family.mlp, EXPERTS_HOOK), side="output")
-            case "neurons" if family.down is None:
-                return None
-            case "neurons":
+            case "neurons" if family.down is not None:
                 return Address(module=_join_path(family.mlp, family.down), side="input")
             case "down_out":  # of all experts together, the MLP's
                 return Address(module=_join_path(family.mlp, family.down), side="output")
@@ -145,7 +135,7 @@ class Site:
         return None
 
     def hook_name(self, layer: int) -> str:
-        """Return the usual name of this site's hook point in one layer; ``bridge_hook_name`` has a family's own."""
+        """Return the usual name of this site's hook point; ``bridge_hook_name`` has a family's own."""
         return self.bridge.format(layer=layer)
 
 
@@ -153,6 +143,10 @@ _STREAM, _SQUARE, _NEURONS = (
     "batch position d_model",
     "batch head query key",
     "batch position d_mlp",
+)
+_AS_PROJECTED = (
+    "as projected, before their norm and rotation; in latent attention as the heads multiply them, in Gemma 4 after "
+    "their norm"
 )
 _IN_LAYERS = {
     "resid_pre": (_STREAM, "hook_resid_pre", "residual stream before the layer"),
@@ -171,18 +165,8 @@ _IN_LAYERS = {
         "attn.kv_a_layernorm.hook_out",
         "what the values, and the keys but for their rotary part, are made from in latent attention, after its norm",
     ),
-    "q": (
-        "batch position head d_head",
-        "attn.hook_q",
-        "queries as projected, before their norm and rotation; in latent attention as the heads multiply them, "
-        "in Gemma 4 after their norm",
-    ),
-    "k": (
-        "batch position kv_head d_head",
-        "attn.hook_k",
-        "keys as projected, before their norm and rotation; in latent attention as the heads multiply them, "
-        "in Gemma 4 after their norm",
-    ),
+    "q": ("batch position head d_head", "attn.hook_q", f"queries {_AS_PROJECTED}"),
+    "k": ("batch position kv_head d_head", "attn.hook_k", f"keys {_AS_PROJECTED}"),
     "v": ("batch position kv_head d_value", "attn.hook_v", "values"),
     "scores": (
         _SQUARE,
@@ -240,28 +224,26 @@ _IN_LAYERS = {
     "resid_post": (_STREAM, "hook_resid_post", "residual stream after the layer"),
 }
 """Name of a site of every layer -> its axes, its hook name on the bridge in the layer, and its meaning."""
-_LIST = (
-    *(
-        Site(
-            name=name,
-            axes=axes,
-            bridge=f"blocks.{{layer}}.{hook}",
-            meaning=meaning,
-            observed=name in ("scores", "pattern"),
-        )
-        for name, (axes, hook, meaning) in _IN_LAYERS.items()
-    ),
-    Site(
+SITES: Mapping[str, Site] = {
+    name: Site(
+        name=name,
+        axes=axes,
+        bridge=f"blocks.{{layer}}.{hook}",
+        meaning=meaning,
+        observed=name in ("scores", "pattern"),
+    )
+    for name, (axes, hook, meaning) in _IN_LAYERS.items()
+} | {
+    "final": Site(
         name="final",
         axes=_STREAM,
         bridge="ln_final.hook_out",
         meaning="output of the last norm, what the unembedding reads",
         per_layer=False,
-    ),
-)
-
-SITES: Mapping[str, Site] = {site.name: site for site in _LIST}
+    )
+}
 """Site name -> site, in the order in which a layer computes them."""
+_LIST = tuple(SITES.values())
 _OTHER_NAMES = {
     "attn": "'attn_out'",
     "attn_scores": "'scores'",
@@ -278,15 +260,13 @@ _OTHER_NAMES = {
 
 
 def unknown_site_error(name: str) -> SiteError:
-    """Return the error for an unknown site name; for the name of a hook point the error says which site to use."""
+    """Return the error for an unknown site name, which says which site the name of a hook point is."""
     short = re.sub(r"^(blocks\.\d+\.)?((attn|mlp)\.)?(hook_)?", "", name)
     pattern = re.sub(r"^blocks\.\d+\.", "blocks.{layer}.", name)
-    hooked = [
-        repr(site.name) for site in reversed(_LIST) if site.bridge == pattern
-    ]  # z before z_raw
-    hooked += (
-        [_OTHER_NAMES[short]] if short in _OTHER_NAMES else [repr(short)] if short in SITES else []
-    )
+    # z before z_raw
+    hooked = [repr(site.name) for site in reversed(_LIST) if site.bridge == pattern]
+    if short in _OTHER_NAMES or short in SITES:
+        hooked.append(_OTHER_NAMES.get(short, repr(short)))
     if hooked:
         return SiteError(
             f"there is no site {name!r}; it is called {hooked[0]}, and layers are named apart"
@@ -301,11 +281,7 @@ def differing_sizes_error(site: str, *, axis: str) -> InputError:
 
 
 def site_of(name: str, *, family: Family) -> Site:
-    """Look up a site by name, for a family that has it.
-
-    Raises:
-        SiteError: the name is unknown, or the family does not have the site.
-    """
+    """Look up a site by name; raise SiteError if it is unknown, or the family does not have it."""
     if name not in SITES:
         raise unknown_site_error(name)
     site = SITES[name]
@@ -336,23 +312,17 @@ def sites_of(family: Family) -> tuple[str, ...]:
 
 
 def site_key(site: str, layer: int) -> tuple[str, int]:
-    """Return the key (site, layer) of a site's tensor in an outcome; the layer is 0 for a site without layers."""
+    """Return the key (site, layer) of a site's tensor; the layer is 0 for a site without layers."""
     return (site, layer if SITES[site].per_layer else 0)
 
 
 def bridge_hook_name(site: Site, *, family: Family, layer: int) -> str:
-    """Return the name of the bridge's hook point for a site, in one layer of this family.
-
-    In an MLP without a gate, the pre-activation is at ``mlp.hook_pre``, which is our site ``up``. If the family has a
-    head norm or gate, the values before it have their own hook.
-    """
+    """Return the name of the bridge's hook point for a site, in one layer of this family."""
     if site.name in family.sites_with_own_points:
         return f"blocks.{layer}.hook_own_{site.name}"
     if site.name in ("q", "k", "v") and family.normed_qkv:
         return f"blocks.{layer}.attn.{site.name}_norm.hook_out"
-    if (
-        site.name == "k" and family.mlp_multiplies
-    ):  # TransformerLens's point has the keys times their multiplier
+    if site.name == "k" and family.mlp_multiplies:  # TransformerLens multiplies the keys
         return f"blocks.{layer}.attn.k.hook_out"
     if site.name == "up" and family.gate is None:
         return f"blocks.{layer}.mlp.hook_pre"
@@ -366,7 +336,7 @@ def bridge_hook_name(site: Site, *, family: Family, layer: int) -> str:
 
 
 _BY_FAMILY = frozenset({"z_raw", "gate", "up", "neurons", "down_out"})
-"""Sites whose hook name on the bridge is another site's in other families."""
+"""Sites whose hook name is another site's in other families."""
 
 
 def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, int | None]:
@@ -381,9 +351,8 @@ def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, in
     number = rest.partition(".")[0]
     layer = int(number) if number.isdigit() else None
     points: Mapping[str, object] = {} if lens is None else lens.bridge.hook_dict
-    for site in reversed(
-        _LIST
-    ):  # z before z_raw, mlp_out before down_out: they share a hook in most families
+    # z before z_raw, mlp_out before down_out: they share a hook in most families
+    for site in reversed(_LIST):
         if site.per_layer != (layer is not None):
             continue
         if lens is None:
@@ -393,15 +362,10 @@ def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, in
             own = points.get(bridge_hook_name(site, family=lens.family, layer=layer or 0))
             if own is not None and own is points.get(name):
                 return site.name, layer
-    known = ", ".join(
-        site.bridge for site in _LIST if lens is not None or site.name not in _BY_FAMILY
-    )
-    more = (
-        ""
-        if lens is not None
-        else ", or the model (model=...), which tells what a hook in its MLP is"
-    )
-    raise SiteError(f"the hook {name!r} is at no site; need one of {known}{more}")
+    known = [site.bridge for site in _LIST if lens is not None or site.name not in _BY_FAMILY]
+    if lens is None:
+        known[-1] += ", or the model (model=...), which tells what a hook in its MLP is"
+    raise SiteError(f"the hook {name!r} is at no site; need one of {', '.join(known)}")
 
 
 def read_site(
@@ -415,9 +379,9 @@ def read_site(
     d_value: int,
     batch: int,
 ) -> "Float[Tensor, 'batch position *value']":
-    """Extract a site from a submodule's input or output (``tensor``): split a fused projection, view it by heads.
+    """Extract a site from a submodule's input or output: split a fused projection, view it by heads.
 
-    ``address`` says which part. Sizes are those of the layer's heads; ``batch`` is the number of sequences.
+    Sizes are those of the layer's heads; ``batch`` is the number of sequences.
     """
     if tensor.dim() == 2:  # OPT flattens batch and position around its MLP
         tensor = tensor.unflatten(0, (batch, -1))
