@@ -2,16 +2,16 @@
 
 An adapted layer adds a product of its own to its base layer's. What reads weights would read the base's, the bridge
 cannot split a fused projection that is one, and neurons in front of one would have another column than the one that
-they write. So the adapters are merged into copies of the adapted layers' weights, by peft itself; all other parameters
-are the user's own. The copy's logits are compared with the user's model. That model does not change; what of it was
-copied can no longer be followed, so a change of it is refused later (``unchanged``).
+they write. So peft merges the adapters into copies of the adapted layers' weights; all other parameters are the user's
+own. That model does not change; what of it was copied can no longer be followed, so a change of it is refused later
+(``unchanged``).
 """
 
 import json
 import logging
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from ..errors import ModelError, first_line_of_error
 from ..text import size_text
 from .checks import logit_tolerance, probe_tokens, relative_error
-from .memory import copy_sharing_tensors
+from .memory import copy_sharing_tensors, weight_bytes
 from .packed import packed_kinds
 from .private_apis import forget_adapter, has_own_adapter
 from .running import switch_to_eval_mode, without_compiled_forwards
@@ -63,19 +63,16 @@ def unwrap_peft(model: nn.Module) -> nn.Module:
             f"the adapter ({_adapter_type(config)}) puts vectors in front of the tokens or keys and changes no weight, "
             "so there is nothing to merge; need an adapter of weights, such as LoRA, or the base model"
         )
-    base: Any = (
-        given.get_base_model() if isinstance(model, peft.PeftModel) else given.base_model.model
-    )
-    return base
+    return given.get_base_model() if isinstance(model, peft.PeftModel) else given.base_model.model
 
 
 def injected_adapters_note(model: nn.Module) -> str | None:
     """Return a note that a model given as it is, not as a ``PeftModel``, holds active adapters; None if it does not.
 
-    ``get_peft_model`` puts adapters into the base model's own object, which then computes what the adapted one does.
+    ``get_peft_model`` puts adapters into the base model's own object.
     """
     layers = [layer for _, layer in _adapted_layers(model)]
-    if has_own_adapter(model) or all(getattr(layer, "disable_adapters", False) for layer in layers):
+    if has_own_adapter(model) or _all_disabled(layers):
         return None
     return (
         f"{type(model).__name__} holds adapters in {len(layers)} layers, which are measured with it: get_peft_model "
@@ -85,7 +82,7 @@ def injected_adapters_note(model: nn.Module) -> str | None:
 
 
 def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
-    """Return a copy of the model (``name`` in errors) with its adapters merged into its weights; None without adapters.
+    """Return a copy of the model with its adapters merged into its weights; None without adapters.
 
     Adapters of packed weights (QLoRA) are left where they are, since to merge them is to round the weights again: both
     paths run the same modules, and weights are read as the matrix that base and adapter compute together (``packed``).
@@ -96,11 +93,8 @@ def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
     layers = list(_adapted_layers(model))
     if not layers or any(packed_kinds(_base_layer(layer)) for _, layer in layers):
         return None
-    bases = [one for _, layer in layers for one in _base_layer(layer).parameters()]
-    needed, free = (
-        sum(one.numel() * one.element_size() for one in bases),
-        psutil.virtual_memory().available,
-    )
+    needed = sum(weight_bytes(_base_layer(layer)) for _, layer in layers)
+    free = psutil.virtual_memory().available
     said = f"the {len(layers)} adapted layers of {name} are measured as a merged copy, which takes {size_text(needed)}"
     if needed > free:
         raise ModelError(
@@ -110,9 +104,8 @@ def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
     plain = copy_sharing_tensors(model)
     try:
         with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of adapters that were merged already, and of tied weights, which are cut
+            # of adapters that were merged already, and of tied weights, which are cut
+            warnings.simplefilter("ignore")
             for path, layer in list(_adapted_layers(plain)):
                 parent, _, leaf = path.rpartition(".")
                 plain.get_submodule(parent)._modules[leaf] = _merged_layer(layer)
@@ -125,9 +118,7 @@ def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
         del plain.peft_config
     forget_adapter(plain)
     inner, outer = plain.get_input_embeddings(), plain.get_output_embeddings()
-    if (
-        outer is not None and inner.weight is not outer.weight
-    ):  # tied before the adapter was merged into one of them
+    if outer is not None and inner.weight is not outer.weight:  # an adapter was merged into one
         plain.config.tie_word_embeddings = False
         if getattr(plain, "all_tied_weights_keys", None):
             plain.all_tied_weights_keys = {}
@@ -138,17 +129,20 @@ def merge_adapters(model: PreTrainedModel, *, name: str) -> MergedModel | None:
         for key, one in (*layer.named_parameters(), *layer.named_buffers())
     )
     found = [layer for _, layer in layers]
-    kinds = sorted(
-        {_adapter_type(one) for one in (getattr(model, "peft_config", None) or {}).values()}
+    configs = (getattr(model, "peft_config", None) or {}).values()
+    kinds = ", ".join(sorted(set(map(_adapter_type, configs)))) or "adapter layers"
+    are = "disabled" if _all_disabled(found) else "merged"
+    return MergedModel(
+        plain=plain,
+        source=model,
+        copied=copied,
+        states=lambda: list(map(_adapter_state, found)),
+        note=f"measured as a copy of the model with its adapters {are} ({kinds})",
     )
-    are = (
-        "disabled"
-        if all(getattr(layer, "disable_adapters", False) for layer in found)
-        else "merged"
-    )
-    note = f"measured as a copy of the model with its adapters {are} ({', '.join(kinds) or 'adapter layers'})"
-    states = lambda: [_adapter_state(layer) for layer in found]  # noqa: E731
-    return MergedModel(plain=plain, source=model, copied=copied, states=states, note=note)
+
+
+def _all_disabled(layers: Iterable[Any]) -> bool:
+    return all(getattr(layer, "disable_adapters", False) for layer in layers)
 
 
 def check_no_adapter(folder: Path) -> None:
@@ -175,10 +169,7 @@ def _adapter_type(config: Any) -> str:
 
 
 def _adapted_layers(model: nn.Module, *, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, module) of each layer that has an adapter, but not of layers inside such a layer.
-
-    Each path begins with ``path``, the path of ``model`` itself.
-    """
+    """Yield (path, module) of each layer that has an adapter, but not of layers inside such a layer."""
     if "peft" not in sys.modules:
         return
     from peft.tuners.tuners_utils import BaseTunerLayer
@@ -208,10 +199,9 @@ def _merged_layer(layer: Any) -> nn.Module:
             layer.unmerge()
         return _base_layer(layer)
     if hasattr(layer, "unload_and_optionally_merge_module"):
-        found: nn.Module = layer.unload_and_optionally_merge_module(
+        return layer.unload_and_optionally_merge_module(
             merge=True, safe_merge=False, adapter_names=None
         )
-        return found
     if not getattr(layer, "merged", False):  # where some are merged, peft computes with those alone
         layer.merge(safe_merge=False, adapter_names=None)
     return _base_layer(layer)

@@ -1,5 +1,6 @@
 """Adapters by which TransformerLens builds a bridge, where its own would copy weights or lack a hook point."""
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -20,16 +21,13 @@ from transformer_lens.model_bridge.supported_architectures import (
 class FusedRowsLinear(nn.Module):
     """A linear layer whose weight is some rows of a fused projection, such as its rows for the keys.
 
-    TransformerLens copies the query, key and value parts, and a later change of the weights (a training step, an edit)
-    would never reach the bridge.
+    TransformerLens copies these parts, and a later change of the weights would never reach the bridge.
     """
 
     def __init__(self, fused: nn.Linear, *, rows: slice | Int[Tensor, " row"]) -> None:
         super().__init__()
         self.rows = rows
-        self._fused = (
-            fused,
-        )  # in a tuple: it is a submodule of the attention already, and stays one only there
+        self._fused = (fused,)  # in a tuple: it is a submodule of the attention, and only there
 
     @property
     def weight(self) -> Float[Tensor, "value d_model"]:
@@ -38,7 +36,6 @@ class FusedRowsLinear(nn.Module):
 
     @property
     def bias(self) -> Float[Tensor, " value"] | None:
-        """The entries of the fused projection's bias for these rows; None if it has no bias."""
         bias = self._fused[0].bias
         return None if bias is None else bias[self.rows]
 
@@ -63,11 +60,11 @@ class _SharedInterleavedAdapter:
 
 
 class SharedNeoxAdapter(_SharedInterleavedAdapter, NeoxArchitectureAdapter):
-    """The stock GPT-NeoX adapter, except that the parts of the fused projection are shared instead of copied."""
+    """The stock GPT-NeoX adapter; the parts of the fused projection are shared."""
 
 
 class SharedBloomAdapter(_SharedInterleavedAdapter, BloomArchitectureAdapter):
-    """The stock BLOOM adapter, except that the parts of the fused projection are shared instead of copied."""
+    """The stock BLOOM adapter; the parts of the fused projection are shared."""
 
 
 class HookedBitNetAdapter(BitNetArchitectureAdapter):
@@ -80,19 +77,12 @@ class HookedBitNetAdapter(BitNetArchitectureAdapter):
 
 
 class SharedFalconAdapter(FalconArchitectureAdapter):
-    """The stock Falcon adapter, except that the parts of the fused projection are shared instead of copied."""
+    """The stock Falcon adapter; the parts of the fused projection are shared."""
 
     def _split_falcon_qkv(self, original_attention_component: Any) -> Any:
         fused, d_head = original_attention_component.query_key_value, self.cfg.d_head
-        ends = [
-            self.cfg.n_heads * d_head,
-            (self.cfg.n_heads + 1) * d_head,
-            (self.cfg.n_heads + 2) * d_head,
-        ]
-        return tuple(
-            FusedRowsLinear(fused, rows=slice(*pair))
-            for pair in zip([0, *ends[:-1]], ends, strict=True)
-        )
+        ends = [0, *((self.cfg.n_heads + part) * d_head for part in range(3))]
+        return tuple(FusedRowsLinear(fused, rows=slice(*pair)) for pair in pairwise(ends))
 
 
 SHARED = (SharedNeoxAdapter, SharedBloomAdapter, SharedFalconAdapter)
@@ -113,7 +103,6 @@ def register_adapter(architecture: str) -> str:
     if architecture not in _ADAPTERS:
         return architecture
     name = f"SinkLens{architecture}"
-    ArchitectureAdapterFactory.register_adapter(
-        name, _ADAPTERS[architecture]
-    )  # a second call changes nothing
+    # a second call changes nothing
+    ArchitectureAdapterFactory.register_adapter(name, _ADAPTERS[architecture])
     return name

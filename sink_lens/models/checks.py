@@ -21,22 +21,23 @@ from ..files import is_plain_file_name, parse_json, refuse_pipes_in
 from .families import TEXT_PART, family_of, family_of_model
 from .family import Family
 from .headnorm import HeadNormForCausalLM
+from .interfaced import use_attention
 from .own_attention import AttentionFunction
-from .private_apis import UNCOMPILED, kernel_of, set_attention
+from .private_apis import UNCOMPILED, kernel_of
 from .running import switch_to_eval_mode, without_compiled_forwards
 
 _COMPARED = 64
-"""Tokens on which the bridge is compared with the plain model; attention with a window or sinks shows on many."""
+"""Tokens on which bridge and plain model are compared; attention with a window or sinks shows on many."""
 _FEW_LAYERS = 200
 _DEEPEST = 50
 """Configurations within configurations that are looked at."""
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.pkl", "*.ckpt")
 _OLD_MASK = re.compile(r"\.masked_bias$|\bh\.\d+\.attn(\.attention)?\.bias$")
-"""A causal mask that older versions of transformers saved beside the weights (GPT-2, GPT-J, GPT-Neo)."""
+"""A causal mask that older versions of transformers saved (GPT-2, GPT-J, GPT-Neo)."""
 
 
 def checked_family(model: PreTrainedModel) -> Family:
-    """Return the family (table row) of a model's own class; raise ModelError if the table has no such class.
+    """Return the table row of a model's own class; raise ModelError if the table has no such class.
 
     A subclass with changed layers would otherwise get its parent's adapter, which skips the changes.
     """
@@ -51,9 +52,9 @@ def checked_family(model: PreTrainedModel) -> Family:
 
 
 def check_no_shared_modules(plain: PreTrainedModel, *, family: Family, name: str) -> None:
-    """Raise ModelError if two layers of ``plain`` share a module with weights, since a hook in one would act in both.
+    """Raise ModelError if two layers share a module with weights, since a hook in one would act in both.
 
-    Layers may share tensors. The family says where the layers are; ``name`` is the model's name in the error.
+    Layers may share tensors.
     """
     layers: Any = plain.get_submodule(family.layers)
     first: dict[int, int] = {}
@@ -71,9 +72,7 @@ def check_no_shared_modules(plain: PreTrainedModel, *, family: Family, name: str
 def check_layers_are_whole(plain: PreTrainedModel, *, family: Family, name: str) -> None:
     """Raise ModelError if a layer has neither attention nor a mixer, as one that another library wrapped."""
     layers: Any = plain.get_submodule(family.layers)
-    wanted = [
-        path.partition(".")[0] for path in (family.attention, family.mixer) if path is not None
-    ]
+    wanted = [path.partition(".")[0] for path in (family.attention, family.mixer) if path]
     for number, layer in enumerate(layers):
         if not any(getattr(layer, one, None) is not None for one in wanted):
             raise ModelError(
@@ -116,10 +115,7 @@ def check_hooks_fire(
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise ModelError for a folder that is not a whole saved model, or whose weights are pickled.
-
-    The folder needs safetensors and a config.json that ``check_config`` accepts.
-    """
+    """Raise ModelError for a folder that is not a whole saved model, or whose weights are pickled."""
     refuse_pipes_in(folder)
     config_file = folder / "config.json"
     if not config_file.is_file():
@@ -199,8 +195,8 @@ def _check_depth(config: Mapping[str, Any], folder: Path) -> None:
 def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
     """Refuse a configuration of an unknown architecture, or one that needs remote code, which is never run.
 
-    If transformers has a class with the same file name and class name, that class is used. Then the note is returned
-    that the checkpoint (``name``) names its own code; else None.
+    If transformers has a class with the same file name and class name, that class is used, and a note returned that
+    says so.
 
     Raises:
         ModelError: the table has no such architecture, its code is not part of transformers, or it names an attention
@@ -234,9 +230,8 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
     code = code.get("AutoModelForCausalLM")
     if code is None:
         return None
-    reference = str(code).rpartition("--")[
-        2
-    ]  # "owner/name--file.Class" if the code is in another repository
+    # "owner/name--file.Class" if the code is in another repository
+    reference = str(code).rpartition("--")[2]
     classes = [getattr(transformers, one) for one in named if hasattr(transformers, one)]
     if reference not in [f"{one.__module__.rpartition('.')[2]}.{one.__name__}" for one in classes]:
         raise ModelError(
@@ -247,10 +242,7 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
 
 
 def _find_kernel_to_download(config: Any, *, depth: int = 0) -> str | None:
-    """Return, as "key = value", a setting that makes transformers download a kernel and run it; None if there is none.
-
-    ``depth`` counts the configurations that contain this one; the search stops at 50.
-    """
+    """Return, as "key = value", a setting that makes transformers download a kernel and run it; None without one."""
     if not isinstance(config, Mapping) or depth > _DEEPEST:
         return None
     for key, value in config.items():
@@ -274,19 +266,17 @@ def check_checkpoint_class(model: PreTrainedModel, *, config: PreTrainedConfig) 
 def check_checkpoint_keys(info: dict, *, name: str) -> None:
     """Raise ModelError if a checkpoint lacks weights, or has extra ones or ones of another shape than the model needs.
 
-    ``info`` is what ``from_pretrained`` reports of the loading, and ``name`` names the checkpoint in the error.
+    ``info`` is what ``from_pretrained`` reports of the loading.
     """
     for key, found, needed in sorted(info.get("mismatched_keys", ())):
         raise ModelError(
             f"{name}: {key} has the shape {tuple(found)} in the checkpoint and {tuple(needed)} by its configuration; "
             "need a config.json and weights that belong together. Fetch both again"
         )
+    compiled = any(UNCOMPILED in str(key) for key in info.get("unexpected_keys", ()))
+    hint = f" They are those of a compiled model: save its {UNCOMPILED}." if compiled else ""
     for kind in ("missing_keys", "unexpected_keys"):
         if keys := sorted(key for key in map(str, info.get(kind, ())) if not _OLD_MASK.search(key)):
-            compiled = any(UNCOMPILED in key for key in map(str, info.get("unexpected_keys", ())))
-            hint = (
-                f" They are those of a compiled model: save its {UNCOMPILED}." if compiled else ""
-            )
             raise ModelError(
                 f"{name}: {kind.replace('_', ' ')} in the checkpoint: {', '.join(keys[:3])}"
                 f"{' and more' if len(keys) > 3 else ''} ({len(keys)}); need the weights of exactly this architecture."
@@ -295,7 +285,7 @@ def check_checkpoint_keys(info: dict, *, name: str) -> None:
 
 
 def untied_notes(model: PreTrainedModel) -> tuple[str, ...]:
-    """Return a note if the configuration ties embedding and unembedding and the checkpoint holds two that differ.
+    """Return a note if embedding and unembedding are tied by the configuration and differ in the checkpoint.
 
     transformers then warns, and computes with the two.
     """
@@ -313,22 +303,19 @@ def untied_notes(model: PreTrainedModel) -> tuple[str, ...]:
 
 
 def probe_tokens(model: PreTrainedModel, length: int = 8) -> Int[Tensor, "batch position"]:
-    """Return a few token ids, spread over the vocabulary, to compare logits on; no more than the model's context."""
-    size, most = (
-        model.config.vocab_size,
-        getattr(model.config, "max_position_embeddings", None) or length,
-    )
-    ids = (torch.arange(1, min(length, most) + 1) * 7919) % size
+    """Return ``length`` token ids, or as many as the model's context has, spread over the vocabulary."""
+    most = getattr(model.config, "max_position_embeddings", None) or length
+    ids = (torch.arange(1, min(length, most) + 1) * 7919) % model.config.vocab_size
     return ids[None].to(model.get_input_embeddings().weight.device)
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return the largest relative error of a row of logits: norm of ``found - expected`` over norm of ``expected``."""
+    """Return the largest relative error of a row of logits."""
     return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
 
 
 def logit_tolerance(dtype: torch.dtype) -> float:
-    """Return the relative error allowed between logits of equal models: 1e-5, or 8 eps of ``dtype`` if that is more."""
+    """Return the relative error allowed between logits of equal models."""
     return max(1e-5, 8 * torch.finfo(dtype).eps)
 
 
@@ -358,18 +345,14 @@ def check_bridge_logits(
 ) -> tuple[str, ...]:
     """Raise ModelError if the bridge's logits differ from the plain model's, under its own kernel, on 64 tokens.
 
-    Returns a note if its own kernel rounds otherwise than eager attention and the model enlarges that; else nothing.
-
     Logits that differ by more than ``logit_tolerance`` mean that an adapter skips a part. A model that does not run, or
     whose logits are not finite or all 0, is refused too. A kernel that is exact for the family may round otherwise,
-    which some models enlarge; eager attention must then give the bridge's logits.
+    which some models enlarge: eager attention must then give the bridge's logits, and a note is returned.
     """
     ids, kernel = probe_tokens(plain, _COMPARED), kernel_of(plain.config)
     try:
         expected = _plain_logits(plain, ids)
-        if not bool(
-            expected.isfinite().all()
-        ):  # a late position may overflow in half precision, which is measured
+        if not expected.isfinite().all():  # a late position may overflow in half precision
             ids = probe_tokens(plain)
             expected = _plain_logits(plain, ids)
         with switch_to_eval_mode(bridge), torch.no_grad():
@@ -382,36 +365,32 @@ def check_bridge_logits(
             f"a forward pass in {plain.dtype} with {kernel!r} attention fails ({first_line_of_error(error)}); need "
             f"{need}"
         ) from error
-    if not bool(expected.isfinite().all()):
+    if not expected.isfinite().all():
         raise ModelError(
             f"the model's logits in {plain.dtype} are not finite on {ids.shape[1]} tokens; need a type whose range "
             "is large enough. Load it in float32 or bfloat16; if that does not help, the weights are broken"
         )
-    if not bool(expected.any()):
+    if not expected.any():
         raise ModelError(
             f"every logit of the model is 0 on {ids.shape[1]} tokens: its weights are 0, or its last ones; need "
             "trained or random weights. Fetch or save them again"
         )
-    error, tolerance = relative_error(found, expected), logit_tolerance(plain.dtype)
-    own = error
+    own = error = relative_error(found, expected)
+    tolerance = logit_tolerance(plain.dtype)
     if not error <= tolerance and kernel == family.plain_kernel != "eager":
-        set_attention(plain, "eager")
-        try:
+        with use_attention(plain, "eager"):
             error = relative_error(found, _plain_logits(plain, ids))
-        finally:
-            set_attention(plain, kernel)
     if not error <= tolerance:
         raise ModelError(
             f"the bridge's logits differ from the plain model's by {error:.1e} of their norm on {ids.shape[1]} tokens; "
             f"need at most {tolerance:.0e}. Either the adapter skips a part of this model, such as a change of its "
             "attention, or the bridge's weights or hooks were changed: boot a fresh bridge"
         )
-    if own <= tolerance:
-        return ()
-    return (
+    note = (
         f"{kernel!r} rounds otherwise than eager attention, under which the model is edited, and the model enlarges "
-        f"that to {own:.0e} of the logits' norm",
+        f"that to {own:.0e} of the logits' norm"
     )
+    return () if own <= tolerance else (note,)
 
 
 def uneditable_sites(
@@ -419,11 +398,11 @@ def uneditable_sites(
 ) -> frozenset[str]:
     """Return the names of the attention sites (scores, pattern) whose edits have no effect on this bridge.
 
-    TransformerLens delegates the attention of some architectures to Hugging Face. It then discards edits of the
-    scores and the pattern, and only warns. So both are edited here in passes on eight tokens, and a site counts as
-    uneditable if no logit changes, with the model's values and with others that differ from key to key: where all
-    values are 0 or alike, the attention is not seen in the logits. The user's ``own`` attention function has no scores,
-    and a pattern if it is linear; "mask" is among the names if no key can be hidden from it.
+    TransformerLens delegates the attention of some architectures to Hugging Face, discards edits of the scores and the
+    pattern, and only warns. So both are edited here on eight tokens, and a site counts as uneditable if no logit
+    changes, with the model's values and with others that differ from key to key: where all values are alike, the
+    attention is not seen in the logits. The user's ``own`` attention function has no scores, and a pattern if it is
+    linear; "mask" is among the names if no key can be hidden from it.
     """
 
     def attend_first_key(pattern: Float[Tensor, "batch head query key"], hook: object) -> Tensor:
@@ -461,9 +440,10 @@ def uneditable_sites(
     with switch_to_eval_mode(bridge), torch.no_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
         layers = [at for at, block in enumerate(bridge.blocks) if "attn" in block._modules]
-        points = [f"blocks.{at}.attn.hook_v" for at in layers]
         other_values: list[Any] = [
-            (point, with_other_values) for point in points if point in bridge.hook_dict
+            (point, with_other_values)
+            for at in layers
+            if (point := f"blocks.{at}.attn.hook_v") in bridge.hook_dict
         ]
         found = {
             "pattern": ("hook_pattern", attend_first_key),

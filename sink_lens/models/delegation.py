@@ -3,14 +3,13 @@
 Inside a bridge, ``bridge.original_model`` is the Hugging Face model whose parts are the bridge's components: calling it
 fires the hook points. Only the attention is computed by TransformerLens itself, with the whole pattern. Within
 ``delegate_attention``, each attention component calls the Hugging Face module that it wraps, so that the function which
-the configuration names (``AttentionInterface``) computes it. The components get a ``forward`` of their own for the
-time being, and four kinds of hook points are fired here.
+the configuration names (``AttentionInterface``) computes it. The components get a ``forward`` of their own for the time
+being, and four kinds of hook points are fired here.
 
 - Queries, keys and values of latent attention: what the module gives to its attention function.
 - Queries, keys and values of a fused projection: parts of its one product.
 - z, where the bridge does not wrap the output projection (GPT-2).
-- Scores and pattern: by the attention function, if it has them (``engine.layout``). A kernel without a pattern fires
-  neither.
+- Scores and pattern: by the attention function, if it has them (``engine.layout``).
 """
 
 import contextlib
@@ -58,7 +57,7 @@ def inner_model(lens: LensModel) -> PreTrainedModel:
     """Return the Hugging Face model inside the bridge; calling it runs the functions at the bridge's hook points.
 
     Raises:
-        ModelError: the model can only be measured, or its bridge was not built from a Hugging Face model.
+        ModelError: the model can only be measured.
     """
     if lens.why_measured_only is not None:
         raise ModelError(lens.why_measured_only)
@@ -71,12 +70,7 @@ def inner_model(lens: LensModel) -> PreTrainedModel:
 def delegate_attention(
     lens: LensModel, *, layers: range | None = None
 ) -> Iterator[PreTrainedModel]:
-    """Within the block, the bridge's layers compute attention by Hugging Face's modules; yield the model to call.
-
-    Args:
-        lens: the model.
-        layers: the layers that will run; all if None.
-    """
+    """Within the block, these layers compute attention by Hugging Face's modules; yield the model to call."""
     model, family = inner_model(lens), lens.family
     blocks = list(lens.bridge.blocks)
     with contextlib.ExitStack() as stack:
@@ -84,19 +78,15 @@ def delegate_attention(
             component = block._modules.get("attn")
             if component is None:  # a mixer in its place
                 continue
-            stack.enter_context(
-                replace_forward(component, partial(_attend_between_hooks, component))
-            )
+            attend = partial(_attend_between_hooks, component)
+            stack.enter_context(replace_forward(component, attend))
             if lens.own_attention is not None:  # the other hooks are fired in every pass
                 continue
             if family.kv_latent is not None:
-                wrapped = component.original_component
-                stack.enter_context(
-                    watch_attention_inputs(wrapped, partial(_fire_qkv_hook, component))
-                )
-            for module, forward in _hooked_forwards(
-                component, family=family, sizes=lens.head_sizes(0)
-            ):
+                see = partial(_fire_qkv_hook, component)
+                stack.enter_context(watch_attention_inputs(component.original_component, see))
+            sizes = lens.head_sizes(0)
+            for module, forward in _hooked_forwards(component, family=family, sizes=sizes):
                 stack.enter_context(replace_forward(module, forward))
         yield model
 
@@ -106,8 +96,8 @@ def hook_own_attention(
 ) -> None:
     """Make a bridge's attention components call Hugging Face's attention with the model's ``own`` function.
 
-    They fire the hooks of the pattern, whose edits take effect, in whatever pass runs them. There are no scores;
-    ``hook_own_mask`` is the hook point of edits that hide keys.
+    They fire the hooks of the pattern, whose edits take effect, in whatever pass runs them; ``hook_own_mask`` is the
+    hook point of edits that hide keys.
     """
     AttentionInterface.register(_OWN, _attend_by_own_function)
     config: Any = bridge.original_model.config  # type: ignore[union-attr]  # of transformers
@@ -124,7 +114,7 @@ def hook_own_attention(
 
 
 def masks_of_own_function(lens: LensModel, n_positions: int) -> Masks:
-    """Return the masks that the user's attention function is given of whole sequences; for ``prepare_passes``."""
+    """Return the masks that the user's attention function is given of whole sequences."""
     found: Masks = {}
     token = _MASKS.set(found)
     try:
@@ -153,10 +143,7 @@ def _attend_by_own_function(
     attention_mask: Tensor | None,
     **given: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention by the function that runs; if a hook is at the pattern, from the pattern as it leaves it.
-
-    A hook at ``hook_own_mask`` gets what the mask adds to scores, and hides keys.
-    """
+    """Compute attention by the function that runs; if a hook is at the pattern, from the pattern as it leaves it."""
     component, own = _RUNNING.get()
     if (found := _MASKS.get()) is not None:
         found[int(module.layer_idx)] = attention_mask  # type: ignore[arg-type]  # every attention of transformers
@@ -184,7 +171,7 @@ def _attend_by_own_function(
 def _hooked_forwards(
     component: Any, *, family: Family, sizes: dict[str, int]
 ) -> Iterator[tuple[nn.Module, Any]]:
-    """Yield the modules inside an attention component that fire no hook themselves, each with a forward that does."""
+    """Yield the modules inside an attention component that fire no hook themselves, with a forward that does."""
     wrapped = component.original_component
     if family.qkv_layout != "separate":
         fused = wrapped.get_submodule(family.q)
@@ -242,9 +229,8 @@ def stop_pass_after(module: nn.Module) -> Iterator[None]:
     try:
         yield
     except _EndedError as ended:
-        ended.__traceback__ = (
-            None  # on Python 3.13 it is part of a cycle, whose frames keep the pass's tensors
-        )
+        # on Python 3.13 it is part of a cycle, whose frames keep the pass's tensors
+        ended.__traceback__ = None
     finally:
         handle.remove()
 
@@ -276,12 +262,8 @@ def _fire_fused_hooks(
         point: HookPoint = getattr(component, part).hook_out
         if not point.has_hooks():
             continue
-        read = partial(
-            read_site, address=Address(module="", side="output", part=part), family=family
-        )
-        view = partial(
-            read, batch=len(whole), **sizes
-        )  # the same in all layers where they are fused
+        address = Address(module="", side="output", part=part)
+        view = partial(read_site, address=address, family=family, batch=len(whole), **sizes)
         old = view(whole).flatten(-2)
         new = point(old)
         if new is not old:

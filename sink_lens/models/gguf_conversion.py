@@ -1,10 +1,8 @@
 """Convert a GGUF file to a safetensors folder, tensor by tensor, with what transformers' reader leaves out.
 
 Transformers reads a GGUF file into memory whole, twice at its peak. Here its names and its operations on each tensor
-are taken alone: a tensor is dequantised, written and forgotten, so that no more is in memory than the largest tensor
-and the file.
-
-It leaves out settings of attention, scaled rotations, and that a Llama 3 begins with BOS: these are read here.
+are taken alone: a tensor is dequantised, written and forgotten. It leaves out settings of attention, scaled rotations,
+and that a Llama 3 begins with BOS: these are read here.
 """
 
 import contextlib
@@ -33,7 +31,7 @@ from ..files import parse_json
 from .gguf_header import HeaderReader, metadata_value, read_gguf_header
 
 _ROOM = 32_000_000
-"""Free bytes required on the disk in addition to the weights, for the tokenizer and the configuration."""
+"""Free bytes required on the disk in addition to the weights."""
 _ROWS = 4096
 """Rows of a tensor that are dequantised at once."""
 _LOW, _HIGH, _CONTEXT = 1.0, 4.0, 8192
@@ -43,7 +41,7 @@ _SETTINGS = {
     "final_logit_softcapping": "final_logit_softcapping",
     "attention.sliding_window": "sliding_window",
 }
-"""Key of the file about its attention -> the field of the configuration, if the configuration has this field."""
+"""Key of the file about its attention -> the field of the configuration, if it has this field."""
 _LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
 """A model of 27B scales its scores by its width over its heads, others by the width of a head (llama.cpp)."""
 _BEGIN_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
@@ -53,9 +51,8 @@ _BEGIN_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
 def convert_gguf(file: Path, *, folder: Path) -> None:
     """Write the weights in float32, the configuration and the tokenizer of a GGUF file into an empty folder.
 
-    The result opens with ``from_pretrained`` and gives the same logits as the GGUF file. Only the GGUF file is read,
-    not other files in its folder. The caller's random state does not change. After an error the caller removes the
-    folder.
+    The result gives the same logits as the GGUF file. Other files in its folder are not read. The caller's random state
+    does not change. After an error the caller removes the folder.
 
     Raises:
         ModelError: the file is damaged, has an unknown architecture or is one part of a split file; it lacks a tensor,
@@ -107,17 +104,15 @@ def read_gguf_tokenizer(file: Path) -> Any:
 def _load_arguments(file: Path) -> dict[str, Any]:
     """Return the arguments with which ``from_pretrained`` of an empty folder reads a GGUF file elsewhere.
 
-    The file is named by its whole path: transformers looks for a bare name in the working directory first, and reads
-    other files beside it.
+    transformers looks for a bare name in the working directory first, and reads other files beside it.
     """
     return {"gguf_file": str(file), "trust_remote_code": False, "local_files_only": True}
 
 
 def _read_tokenizer(reader: HeaderReader, file: Path, *, empty: Path) -> Any:
-    """Read the tokenizer of a GGUF file, which is also open in ``reader``.
+    """Read the tokenizer of a GGUF file; one of Llama 3 adds BOS unless the file says otherwise.
 
-    A tokenizer of Llama 3 adds BOS unless the file says otherwise. ``empty`` is an empty folder, which transformers
-    gets in place of a model's name.
+    ``empty`` is an empty folder, which transformers gets in place of a model's name.
     """
     tokenizer: Any = AutoTokenizer.from_pretrained(empty, **_load_arguments(file))
     unsaid = metadata_value(reader, "tokenizer.ggml.add_bos_token") is None
@@ -128,7 +123,7 @@ def _read_tokenizer(reader: HeaderReader, file: Path, *, empty: Path) -> Any:
 
 @contextlib.contextmanager
 def _parse_file_once() -> Iterator[None]:
-    """Within the block, transformers parses a GGUF file only once; it would otherwise do so four times."""
+    """Within the block, transformers parses a GGUF file only once, instead of four times."""
     slow = {name: getattr(gguf, name) for name in ("GGUFReader", "get_tensor_name_map")}
     try:
         for name, function in slow.items():
@@ -155,10 +150,7 @@ def _no_room_error(file: Path, *, folder: Path, needed: int, found: str) -> Mode
 
 
 def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], TensorProcessor]:
-    """Return the file's tensors by their names in ``model``, and the processor by which transformers converts them.
-
-    Raise ModelError if the file lacks a tensor of the model, or has biases that the model has not.
-    """
+    """Return the file's tensors by their names in ``model``, and the processor by which transformers converts them."""
     held = gguf.GGUFReader(str(file))  # a text, as transformers has it: see _parse_file_once
     processor_class = TENSOR_PROCESSORS.get(
         held.fields["general.architecture"].contents(), TensorProcessor
@@ -167,21 +159,19 @@ def _match_tensors(file: Path, model: PreTrainedModel) -> tuple[dict[str, Any], 
     names = get_gguf_hf_weights_map(model, processor)
     tensors = {names[one.name]: one for one in held.tensors if one.name in names}
     for name, shape in _saved_shapes(model).items():
-        size = int(tensors[name].n_elements) if name in tensors else None
-        if size != math.prod(shape):
+        size, needed = int(tensors[name].n_elements) if name in tensors else None, math.prod(shape)
+        if size != needed:
             raise ModelError(
                 f"{file.name} has {'nothing' if size is None else f'{size:,} numbers'} for {name}; need "
-                f"{math.prod(shape):,}. It is damaged or another model's: fetch it again, or load the safetensors "
+                f"{needed:,}. It is damaged or another model's: fetch it again, or load the safetensors "
                 "folder of the same model"
             )
-    unread = [
-        one.name for one in held.tensors if one.name not in names and one.name.endswith(".bias")
-    ]
-    if unread:
-        raise ModelError(
-            f"{file.name} has biases such as {unread[0]}, which its architecture does not have. "
-            "Load the safetensors folder of the same model"
-        )
+    for one in held.tensors:
+        if one.name not in names and one.name.endswith(".bias"):
+            raise ModelError(
+                f"{file.name} has biases such as {one.name}, which its architecture does not have. "
+                "Load the safetensors folder of the same model"
+            )
     return tensors, processor
 
 
@@ -218,9 +208,9 @@ def _write_weights(
 def _dequantise(
     held: Any, *, processor: TensorProcessor, name: str, shape: tuple[int, ...]
 ) -> np.ndarray:
-    """Convert ``held``, a tensor of a GGUF file, to float32 in the model's layout, by transformers' ``processor``.
+    """Convert ``held``, a tensor of a GGUF file, to float32 in the model's layout.
 
-    Raise ValueError if the result does not have ``shape``, the shape of the model's tensor ``name``.
+    Raise ValueError if the result does not have ``shape``, that of the model's tensor ``name``.
     """
     values = np.empty([int(size) for size in reversed(held.shape)], dtype="<f4")
     for begin in range(0, len(values), _ROWS):  # gguf itself has all rows twice
@@ -237,18 +227,15 @@ def _dequantise(
 def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
     """Write the settings of a GGUF file that transformers leaves out into ``folder/config.json``.
 
-    They belong to the attention and its rotation: Gemma 2's caps, Phi 3's window and rotated share, the scale of
-    Gemma's scores. Transformers writes the class's defaults instead.
+    They are Gemma 2's caps, Phi 3's window and rotated share, the scale of Gemma's scores, and rotations.
 
     Raises:
         ModelError: the file rotates only a part of each head, which transformers cannot do for this architecture; or it
             scales its rotary positions neither linearly nor as Llama 3 does (by a factor for each frequency).
     """
     path = folder / "config.json"
-    config, known = (
-        parse_json(path.read_text("utf-8")),
-        AutoConfig.from_pretrained(folder).to_dict(),
-    )
+    config = parse_json(path.read_text("utf-8"))
+    known = AutoConfig.from_pretrained(folder).to_dict()
     kind = metadata_value(reader, "general.architecture")
 
     def entry_of(field: str) -> Any:
@@ -269,8 +256,8 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
     config["rope_parameters"] = rope = known["rope_parameters"]
     of_all = rope.get("full_attention", rope)  # Gemma 3 scales its layers without a window alone
     of_all["rope_theta"] = entry_of("rope.freq_base") or of_all["rope_theta"]
-    if entry_of("rope.freq_base_swa") and "sliding_attention" in rope:
-        rope["sliding_attention"]["rope_theta"] = entry_of("rope.freq_base_swa")
+    if (theta := entry_of("rope.freq_base_swa")) and "sliding_attention" in rope:
+        rope["sliding_attention"]["rope_theta"] = theta
     rotated = entry_of("rope.dimension_count")
     share = rotated / width if rotated and width else None
     if share is not None and share != of_all.get("partial_rotary_factor", 1):
@@ -291,8 +278,7 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
 def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str) -> dict[str, Any]:
     """Return the fields of ``rope_parameters`` that describe a GGUF file's scaling of rotary positions.
 
-    The scaling is linear or Llama 3's; without one there are no fields. ``kind`` is the architecture in the file,
-    ``theta`` the base of the rotation, and ``name`` the file's name in errors.
+    The scaling is linear or Llama 3's; without one there are no fields. ``kind`` is the architecture in the file.
     """
     scaling, factor, context = (
         metadata_value(reader, f"{kind}.rope.scaling.{entry}")
@@ -300,21 +286,16 @@ def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str)
     )
     context = context or _CONTEXT
     held = {str(tensor.name): tensor for tensor in reader.tensors}
-    if any(tensor.startswith("rope_factors_") for tensor in held) or scaling not in (
-        None,
-        "none",
-        "linear",
-    ):
+    by_frequency = any(tensor.startswith("rope_factors_") for tensor in held)
+    if by_frequency or scaling not in (None, "none", "linear"):
         raise ModelError(
             f"{name} scales its rotary positions ({scaling or 'a factor for each frequency'}), which is not read "
             "from a GGUF file; need the checkpoint's folder with its config.json"
         )
     if "rope_freqs.weight" not in held:
-        return (
-            {}
-            if scaling != "linear" or factor in (None, 1)
-            else {"rope_type": "linear", "factor": float(factor)}
-        )
+        if scaling != "linear" or factor in (None, 1):
+            return {}
+        return {"rope_type": "linear", "factor": float(factor)}
     factors = np.asarray(held["rope_freqs.weight"].data, dtype=np.float64).flatten()
     if np.all(factors == 1):
         return {}
@@ -327,9 +308,10 @@ def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str)
             f"{name} scales its rotary positions by factors that are not those of Llama 3 for a context of {context:,} "
             "tokens; need the checkpoint's folder with its config.json"
         )
-    bounds = {
+    return {
+        "rope_type": "llama3",
+        "factor": most,
         "low_freq_factor": _LOW,
         "high_freq_factor": _HIGH,
         "original_max_position_embeddings": context,
     }
-    return {"rope_type": "llama3", "factor": most} | bounds

@@ -1,7 +1,7 @@
 """The header of a GGUF file without its lists, and the check that a file is one.
 
 The library's reader makes two arrays of each token and each merge of the tokenizer: twelve seconds for a vocabulary of
-152,000, in every dry run. Nothing of a list is a size of the model.
+152,000, in every dry run.
 """
 
 import math
@@ -28,15 +28,12 @@ _OF_GGUF = {
 
 
 class HeaderReader(GGUFReader):
-    """A GGUF reader that skips the contents of lists, such as the vocabulary, to save time."""
+    """A GGUF reader that skips the contents of lists, such as the vocabulary."""
 
     def _get_field_parts(
         self, orig_offs: int, raw_type: int
     ) -> tuple[int, list[Any], list[int], list[Any]]:
-        """Read a field of the header as the base class does, except that a list's entries are left out.
-
-        Return the field's size in bytes, its parts, the indices of those parts that hold data, and its types.
-        """
+        """Return a field's size in bytes, its parts, the indices of those that hold data, and its types."""
         if GGUFValueType(raw_type) != GGUFValueType.ARRAY:
             return super()._get_field_parts(orig_offs, raw_type)
         order, held = ">" if self.endianess == GGUFEndian.BIG else "<", self.data.data  # memoryview
@@ -104,7 +101,7 @@ def read_gguf_header(gguf: Path) -> Header:
         )
         n_experts = metadata_value(reader, f"{kind}.expert_count") or 0
         has_tokenizer = reader.get_field("tokenizer.ggml.model") is not None
-    except Exception as error:  # the reader does not check the file: damage shows as IndexError, ValueError and others
+    except Exception as error:  # the reader does not check the file
         raise ModelError(
             f"{gguf.name} begins as a GGUF file and cannot be read to its end ({first_line_of_error(error)}); "
             f"found {gguf.stat().st_size:,} bytes. It is damaged or cut short: fetch it again"
@@ -120,9 +117,7 @@ def read_gguf_header(gguf: Path) -> Header:
             f"of {', '.join(_OF_GGUF)}, without experts. Load the safetensors folder of the same model"
         )
     shape = sizes.get("token_embd.weight", [0, 0])
-    ends = [
-        math.prod(sizes[name]) for name in ("token_embd.weight", "output.weight") if name in sizes
-    ]
+    ends = [math.prod(sizes.get(name, [0])) for name in ("token_embd.weight", "output.weight")]
     heads = n_heads if isinstance(n_heads, int) else 0
     return Header(
         n_layers=n_layers or 0,

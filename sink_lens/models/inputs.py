@@ -32,22 +32,14 @@ def load_model(config: InputConfig) -> LensModel:
 def check_sequences(config: InputConfig) -> Header | None:
     """Check a configuration's sequences against the headers of the model's files, before the weights are read.
 
-    Returns:
-        The model's sizes from these headers; None if the headers do not give all sizes.
+    Return the model's sizes from these headers; None if they do not give all sizes.
 
     Raises:
         InputError: the sequences are too long for the model, or the text is too short for them.
     """
-    if (
-        config.tokens == "text"
-        and not config.prompts
-        and (config.text is None or Path(config.text).is_file())
-    ):
-        size = (
-            len(bundled_text().encode())
-            if config.text is None
-            else Path(config.text).stat().st_size
-        )
+    readable = config.text is None or Path(config.text).is_file()
+    if config.tokens == "text" and not config.prompts and readable:
+        size = Path(config.text).stat().st_size if config.text else len(bundled_text().encode())
         needed = config.sequences * (config.length - 1)
         if needed > size:
             raise InputError(
@@ -69,7 +61,7 @@ def refuse_beside_tokens(asked: Collection[str]) -> None:
 
 
 def config_of_given(config: C, batch: TokenBatch, *, asked: Collection[str]) -> C:
-    """Return a configuration whose options of sequences are those of ``batch``, which the user gave instead of them.
+    """Return a configuration whose options of sequences are those of ``batch``, which was given in their place.
 
     Raises:
         InputError: one of these options is among the names that the user ``asked`` for.
@@ -94,17 +86,14 @@ def make_tokens(lens: LensModel, *, config: InputConfig, bos: BosCondition) -> T
     if config.tokens != "text":
         draw = random_tokens if config.tokens == "random" else repeated_tokens
         generator = torch.Generator().manual_seed(config.seed)
-        size_of_vocabulary = (
-            lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
-        )
-        return draw(lens.tokenizer, generator=generator, vocab_size=size_of_vocabulary, **size)
+        known = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
+        return draw(lens.tokenizer, generator=generator, vocab_size=known, **size)
     assert lens.tokenizer is not None  # check_sequences_fit refused it
     if config.prompts:
         return from_prompts(config.prompts, lens.tokenizer, bos=bos)
     if config.text is not None:
-        return from_text(
-            read_text(config.text), lens.tokenizer, name=Path(config.text).name, **size
-        )
+        text, name = read_text(config.text), Path(config.text).name
+        return from_text(text, lens.tokenizer, name=name, **size)
     return from_text(bundled_text(), lens.tokenizer, name="moby_dick", **size)
 
 

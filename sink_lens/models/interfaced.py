@@ -4,14 +4,14 @@ GPT-J, GPT-Neo, Falcon and BLOOM compute scores, softmax and sum themselves, so 
 ``AttentionInterface`` is never called, and neither the observed pass (``activations.attention``) nor the cells
 (``engine.layout``) see anything. ``give_attention_interface`` gives their modules a subclass. It computes queries, keys
 and values as its parent does, and calls the registered function where the model's configuration names one; with
-``eager`` and ``sdpa`` the parent runs, and no number of the model changes.
+``eager`` and ``sdpa`` the parent runs.
 
 TransformerLens delegates the attention of some families to the module of transformers, and fires the hooks of scores
-and pattern when both were used. ``hook_delegated_attention`` makes these components an ``InterfacedAttentionBridge``,
-which puts the hooks inside the module, so that edits take effect.
+and pattern when both were used. ``hook_delegated_attention`` puts the hooks inside the module, so that edits take
+effect.
 
-``watch_attention_inputs`` shows the queries, keys and values that a module gives to its attention function, whichever
-that is: in latent attention no module of its own makes them.
+``watch_attention_inputs`` shows the queries, keys and values that a module gives to its attention function: in latent
+attention no module of its own makes them.
 """
 
 import contextlib
@@ -94,7 +94,7 @@ def _call_attention_function(
     *,
     scaling: float,
 ) -> tuple[Tensor, Tensor | None]:
-    """Call ``attend`` in float32; return its output [batch head query d_head] in the type of ``value``, and pattern."""
+    """Call ``attend`` in float32; return output [batch head query d_head] and pattern."""
     output, pattern = attend(
         module, query.float(), key.float(), value.float(), mask, scaling=scaling
     )
@@ -114,14 +114,8 @@ class InterfacedFalcon(FalconAttention):
         query, key = apply_rotary_pos_emb(query, key, *kwargs["position_embeddings"])
         if kwargs.get("layer_past") is not None:
             key, value = kwargs["layer_past"].update(key, value, self.layer_idx)
-        output, pattern = attend(
-            self,
-            query,
-            key,
-            value,
-            kwargs.get("attention_mask"),
-            scaling=1 / math.sqrt(self.head_dim),
-        )
+        mask, scaling = kwargs.get("attention_mask"), 1 / math.sqrt(self.head_dim)
+        output, pattern = attend(self, query, key, value, mask, scaling=scaling)
         return self.dense(output.flatten(2)), pattern
 
 
@@ -150,48 +144,27 @@ class InterfacedBloom(BloomAttention):
         query, key, value = self._reshape(self.query_key_value(hidden_states))
         if kwargs.get("layer_past") is not None:
             key, value = kwargs["layer_past"].update(key, value, self.layer_idx)
-        output, pattern = attend(
-            self,
-            query,
-            key,
-            value,
-            kwargs.get("attention_mask"),
-            scaling=self.inv_norm_factor,
-            alibi=build_alibi_tensor(hidden_states.new_ones(1, 2), self.num_heads, torch.float32)[
-                :, 0, 1
-            ],  # at key 1
-        )
+        bias = build_alibi_tensor(hidden_states.new_ones(1, 2), self.num_heads, torch.float32)
+        options = {"scaling": self.inv_norm_factor, "alibi": bias[:, 0, 1]}  # the slopes: at key 1
+        mask = kwargs.get("attention_mask")
+        output, pattern = attend(self, query, key, value, mask, **options)
         out = dropout_add(
             self.dense(output.flatten(2)), residual, self.hidden_dropout, self.training
         )
         return out, pattern
 
 
-class _EmbeddingNorm(nn.Module):
-    """An RMSNorm without weights that stands in for another module during one call."""
-
-    def __init__(self, eps: float, *, after: Callable[[], object]) -> None:
-        super().__init__()
-        self.norm, self.after = NanoChatRMSNorm(eps=eps), after
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.after()
-        return self.norm(x)
-
-
 class NanoChatBody(NanoChatModel):
-    """NanoChat's layers, with a module of its own for the norm of the embeddings instead of the last norm's module.
+    """NanoChat's layers, with a module of its own for the norm of the embeddings.
 
-    A hook of the last norm would otherwise see both.
+    A hook of the last norm, which the original runs there too, would otherwise see both.
     """
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model; the norm of the embeddings is computed by another module than the last norm."""
         last: Any = self._modules["norm"]
-        eps = getattr(last, "original_component", last).eps
-        self._modules["norm"] = _EmbeddingNorm(
-            eps, after=lambda: self._modules.__setitem__("norm", last)
-        )
+        first = NanoChatRMSNorm(eps=getattr(last, "original_component", last).eps)
+        first.register_forward_hook(lambda *_: self._modules.update(norm=last))
+        self._modules["norm"] = first
         return super().forward(*args, **kwargs)
 
 
@@ -256,10 +229,7 @@ _SEEN: ContextVar[tuple[tuple[See, str], ...]] = ContextVar("sink_lens_seen", de
 
 
 def watch_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractContextManager[None]:
-    """Within the block, pass a module's queries, keys and values through ``see`` before its attention function.
-
-    While the module runs, its configuration names a function that calls ``see`` and then the usual attention function.
-    """
+    """Within the block, pass a module's queries, keys and values through ``see`` before its attention function."""
     AttentionInterface.register(_SEEN_INSIDE, _watch_and_attend)
     config: Any = module.config
     forward = module.forward
@@ -278,7 +248,6 @@ def watch_attention_inputs(module: nn.Module, see: See) -> contextlib.AbstractCo
 def _watch_and_attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """Pass queries, keys and values through the latest watching function, then on to the usual attention function."""
     (see, name), *others = _SEEN.get()
     eager: Any = sys.modules[type(module).__module__]
     attend = AttentionInterface().get_interface(name, eager.eager_attention_forward)
@@ -314,17 +283,13 @@ class InterfacedAttentionBridge(AttentionBridge):
     ) -> tuple[Tensor, None]:
         """Compute attention, running the hooks of scores and pattern; return the output, and None for the pattern.
 
-        Scores are products times ``scaling``. A mask is boolean (True is visible) or is added; None means causal.
+        A mask is boolean (True is visible) or is added; None means causal.
         """
         length, n_keys, groups = query.shape[2], key.shape[2], query.shape[1] // key.shape[1]
         if mask is None:
-            mask = torch.ones(length, n_keys, dtype=torch.bool, device=query.device).tril(
-                n_keys - length
-            )
+            mask = query.new_ones(length, n_keys, dtype=torch.bool).tril(n_keys - length)
         if mask.dtype == torch.bool:
-            mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill_(
-                ~mask, torch.finfo(query.dtype).min
-            )
+            mask = query.new_zeros(mask.shape).masked_fill_(~mask, torch.finfo(query.dtype).min)
         key, value = (one.repeat_interleave(groups, 1) for one in (key, value))
         scores = self.hook_attn_scores(torch.matmul(query, key.transpose(2, 3)) * scaling + mask)
         pattern = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)

@@ -48,7 +48,7 @@ from .wrapping import assemble_lens, extract_language_model, keep_random_state, 
 __all__ = ["LensModel", "ModelLike", "as_lens", "load", "random_init", "weights_hash", "wrap"]
 
 ModelLike = LensModel | PreTrainedModel | TransformerBridge | nn.Module | str | Path
-"""The kinds of model argument that every function accepts; a module may be a ``PeftModel``."""
+"""The kinds of model argument; a module may be a ``PeftModel``."""
 
 _FROM_GGUF = "the weights are those of {}: if it is quantised, so is what is studied here"
 _QUANTISED = "the weights were stored in {}: what is studied here is the quantised model"
@@ -84,15 +84,14 @@ def load(
 ) -> LensModel:
     """Load a ``LensModel``: the default model, a hub name, a folder, a ``.gguf`` file or a model object.
 
-    Weights must be safetensors or GGUF, and remote code is never run. Before returning, ``load`` checks that the
-    bridge and the plain model give the same logits on 64 tokens, and marks attention sites whose edits have no
-    effect.
+    Weights must be safetensors or GGUF, and remote code is never run. Before returning, ``load`` checks that the bridge
+    and the plain model give the same logits on 64 tokens, and marks attention sites whose edits have no effect.
 
     Args:
         model: the default model's name, a folder, a GGUF file, a hub name (which needs a network), or a model object,
             which is passed to ``wrap``.
         tokenizer: used instead of the tokenizer beside the weights.
-        device: device of the model; by default the first CUDA device, or the CPU if there is none.
+        device: by default the first CUDA device, or the CPU if there is none.
         dtype: ``"float32"`` (the default), ``"bfloat16"``, ``"float16"``, ``"float64"``, or ``"auto"`` for the type of
             the checkpoint.
         device_map: how Hugging Face spreads the model over devices; replaces ``device``. With ``"auto"``, weights that
@@ -106,13 +105,13 @@ def load(
         InputError: arguments are unknown or contradict each other.
     """
     if isinstance(model, nn.Module):
-        given = {
-            "device": device,
-            "dtype": dtype,
-            "device_map": device_map,
-            "max_memory": max_memory,
-            "revision": revision,
-        }
+        given = dict[str, Any](
+            device=device,
+            dtype=dtype,
+            device_map=device_map,
+            max_memory=max_memory,
+            revision=revision,
+        )
         if asked := [key for key, value in given.items() if value is not None]:
             raise InputError(
                 f"{', '.join(asked)} given with a model object; they go with a name only. Move or cast the object "
@@ -161,9 +160,7 @@ def load(
     except ModelError:
         shutil.rmtree(scratch or "", ignore_errors=True)
         raise
-    except (
-        Exception
-    ) as error:  # transformers raises many kinds of error; each becomes one that says what to do
+    except Exception as error:  # transformers raises many kinds
         raise ModelError(_load_error_text(name, folder, error)) from error
     plain, info = loaded
     if (
@@ -194,7 +191,7 @@ def as_lens(model: ModelLike) -> LensModel:
 
 
 def weights_hash(lens: LensModel) -> str:
-    """Return the SHA-256 of the names, shapes, types and bytes of the plain model's parameters, in order of name."""
+    """Return the SHA-256 of the names, shapes, types and bytes of all parameters, in order of name."""
     digest = hashlib.sha256()
     with exclusive_use(lens):
         for name, parameter in load_parameters_in_turn(lens.plain):
@@ -204,33 +201,32 @@ def weights_hash(lens: LensModel) -> str:
 
 
 def config_hash(lens: LensModel) -> str:
-    """Return the SHA-256 of the plain model's class and configuration: with another activation it is another model."""
+    """Return the SHA-256 of the model's class and configuration: with another activation it is another model."""
     told = {
         name: value for name, value in lens.config.to_dict().items() if name not in _NOT_COMPUTED
     }
-    return hashlib.sha256(
-        json.dumps([type(lens.plain).__name__, told], sort_keys=True, default=str).encode()
-    ).hexdigest()
+    text = json.dumps([type(lens.plain).__name__, told], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def random_init(lens: LensModel, *, seed: int) -> LensModel:
     """Make the random-init baseline: a model with the same configuration and random weights, drawn with ``seed``.
 
-    Claims about training are compared with it. The caller's random state does not change.
+    The caller's random state does not change.
     """
     if lens.offloaded:
         raise ModelError(
             f"the weights of {lens.name} do not fit into memory, so neither do those of its random-init baseline; need "
             "the trace without it (random_init=False)"
         )
-    config = copy.deepcopy(lens.config)
     with keep_random_state(), torch.device("cpu"):
-        torch.default_generator.manual_seed(
-            seed
-        )  # torch.manual_seed would reseed the caller's GPUs too
+        # torch.manual_seed would reseed the caller's GPUs too
+        torch.default_generator.manual_seed(seed)
         # Build it in the model's type from the start: a later cast would also cast the rotary tables.
         plain = AutoModelForCausalLM.from_config(
-            config, attn_implementation=lens.family.plain_kernel, dtype=lens.dtype
+            copy.deepcopy(lens.config),
+            attn_implementation=lens.family.plain_kernel,
+            dtype=lens.dtype,
         )
     plain = plain.to(device=lens.device).eval()
     name = f"random init of {lens.name} (seed {seed})"
@@ -241,9 +237,9 @@ def _check_memory(folder: Path, dtype: torch.dtype | str, *, name: str) -> None:
     header = read_folder_header(folder)
     # a link may lead nowhere
     stored = sum(file.stat().st_size for file in folder.glob("*.safetensors") if file.exists())
-    needed = (
-        stored if header is None or isinstance(dtype, str) else header.n_weights * dtype.itemsize
-    )
+    needed = stored
+    if header is not None and isinstance(dtype, torch.dtype):
+        needed = header.n_weights * dtype.itemsize
     free = psutil.virtual_memory().available
     if needed <= free:
         return
@@ -279,15 +275,9 @@ def _without_bars_and_conversion() -> Iterator[None]:
 def _find_or_convert_folder(
     name: str, announce: Callable[[str], None] | None
 ) -> tuple[Path | None, tuple[str, ...]]:
-    """Return the local folder of the model ``name`` (None for a hub name), and notes for the reader of the results.
-
-    ``announce`` is called with a line before a conversion or a search on the hub; if None, the line is logged.
-    """
-    if name == DEFAULT_MODEL:
-        gguf = bundled_gguf()
-        return converted_folder(gguf, announce=announce), (_FROM_GGUF.format(gguf.name),)
+    """Return the local folder of a model (None for a hub name), and notes for the reader of the results."""
     check_file_name(name, what="the name of a model")
-    path = expand_home(name)
+    path = bundled_gguf() if name == DEFAULT_MODEL else expand_home(name)
     if path.suffix == ".gguf":
         return converted_folder(path, announce=announce), (_FROM_GGUF.format(path.name),)
     if path.is_dir():
@@ -343,10 +333,8 @@ def _load_tokenizer(source: str, *, branch: str) -> PreTrainedTokenizerBase | No
                 f"it calls a special token {taken[0]!r:.60}, as an attribute of every tokenizer"
             )
         found("a")  # a setting of another type shows when it is first used
-        for token, number in (
-            (found.bos_token, found.bos_token_id),
-            (found.eos_token, found.eos_token_id),
-        ):
+        bos, eos = (found.bos_token, found.bos_token_id), (found.eos_token, found.eos_token_id)
+        for token, number in (bos, eos):
             if token is not None and not (isinstance(token, str) and isinstance(number, int)):
                 raise ValueError(f"its special token {token!r:.60} has the id {number!r:.60}")
     except BaseException as error:  # tokenizers raises a bare Exception, or panics
@@ -364,10 +352,7 @@ def _placement_arguments(
     device_map: str | Mapping[str, Any] | None,
     max_memory: str | None,
 ) -> dict[str, Any]:
-    """Return the arguments that place the weights: ``device``, or else ``device_map`` with ``max_memory``.
-
-    Raise InputError if they contradict each other.
-    """
+    """Return the arguments that place the weights: ``device``, or else ``device_map`` with ``max_memory``."""
     if device is not None and device_map is not None:
         raise InputError("both device and device_map were given; need at most one")
     if max_memory is not None and device_map is None:
@@ -380,26 +365,21 @@ def _placement_arguments(
         raise InputError(
             f"device_map {device_map!r} is not known; need {', '.join(_DEVICE_MAPS)}, or a mapping"
         )
-    if device_map is not None:
-        limits: dict[str, Any] = {}
-        if max_memory is not None:
-            try:
-                most = convert_file_size_to_int(max_memory)
-            except (ValueError, TypeError) as error:
-                raise InputError(
-                    f"max_memory is {max_memory!r}; need a size, such as 8GB"
-                ) from error
-            free = {
-                index: torch.cuda.mem_get_info(index)[0]
-                for index in range(torch.cuda.device_count())
-            }
-            limits = {"max_memory": {**free, "cpu": most}}
-        return {"device_map": device_map} | limits
-    return {"device": find_device(device)}
+    if device_map is None:
+        return {"device": find_device(device)}
+    if max_memory is None:
+        return {"device_map": device_map}
+    try:
+        most = convert_file_size_to_int(max_memory)
+    except (ValueError, TypeError) as error:
+        raise InputError(f"max_memory is {max_memory!r}; need a size, such as 8GB") from error
+    gpus = range(torch.cuda.device_count())
+    free = {index: torch.cuda.mem_get_info(index)[0] for index in gpus}
+    return {"device_map": device_map, "max_memory": {**free, "cpu": most}}
 
 
 def find_device(device: torch.device | str | None) -> torch.device:
-    """Return the device of this name, or raise InputError; for None, the first GPU or, without a GPU, the CPU."""
+    """Return the device of this name, or raise InputError; for None, the first GPU, else the CPU."""
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -1,8 +1,7 @@
 """Memory: what is used and free, copies that share it or move it, and weights that wait in a file for a while.
 
 The C library of Linux keeps what was freed, and finds no use for much of it: large tensors that come and go between
-small ones that stay leave holes. A measuring pass of many forwards held half as much again as it needed, and a model on
-disk two thirds of its size.
+small ones that stay leave holes.
 """
 
 import contextlib
@@ -31,7 +30,6 @@ _COPIED = 2**26
 
 
 def free_bytes() -> int:
-    """Return how many bytes of main memory this process can still take."""
     return psutil.virtual_memory().available
 
 
@@ -40,7 +38,7 @@ def used_bytes() -> int:
 
 
 def peak_bytes(device: "torch.device | str") -> int:
-    """Return the peak memory of this process in bytes: GPU memory for a GPU, else main memory."""
+    """Return the peak of GPU memory for a GPU, else of this process's main memory."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -50,9 +48,8 @@ def peak_bytes(device: "torch.device | str") -> int:
         return int(getattr(found, "peak_wset", found.rss))
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
-        1 if sys.platform == "darwin" else 1024
-    )
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def weight_bytes(model: "nn.Module") -> int:
@@ -67,7 +64,7 @@ def return_freed_memory() -> None:
 
 
 def collect_garbage() -> None:
-    """Free objects in reference cycles, such as models with a bridge, and return their memory to the system."""
+    """Free objects in reference cycles, such as models with a bridge."""
     gc.collect()
     return_freed_memory()
 
@@ -76,7 +73,7 @@ def collect_garbage() -> None:
 def store_parameters_on_disk(model: "nn.Module", *, folder: Path) -> Iterator[None]:
     """Within the block, keep a model's parameters in an unnamed file in ``folder``, so that they take no memory.
 
-    The model is in main memory, and is not used within the block. The file is gone after it, even after an error.
+    The model is in main memory, and is not used within the block.
     """
     import torch
 
@@ -120,15 +117,15 @@ def copy_sharing_tensors(model: "PreTrainedModel") -> "PreTrainedModel":
 def copy_to_device(
     tensor: "Tensor", device: "torch.device", dtype: "torch.dtype | None" = None
 ) -> "Tensor":
-    """Copy a tensor to a device, in ``dtype`` if given, without waiting for a GPU.
+    """Copy a tensor to a device, if it is not there in this type, without waiting for a GPU.
 
-    A tensor that is already there, in this type, is returned itself. ``tensor`` may be changed as soon as this returns.
+    ``tensor`` may be changed as soon as this returns.
     """
     return tensor.to(device, dtype, non_blocking=device.type == "cuda")
 
 
 def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
-    """Replace in place the GPU tensors in these lists by copies on the CPU, many tensors in one transfer."""
+    """Replace in place the GPU tensors in these lists by copies on the CPU, many in one transfer."""
     away = [
         (parts, at) for parts in lists for at, part in enumerate(parts) if part.device.type != "cpu"
     ]
@@ -149,7 +146,6 @@ def _copy_entries_to_cpu(entries: "Sequence[tuple[list[Tensor], int]]") -> None:
 
     if entries:
         home = torch.cat([parts[at].detach().flatten() for parts, at in entries]).cpu()
-        for (parts, at), values in zip(
-            entries, home.split([parts[at].numel() for parts, at in entries]), strict=True
-        ):
+        pieces = home.split([parts[at].numel() for parts, at in entries])
+        for (parts, at), values in zip(entries, pieces, strict=True):
             parts[at] = values.view(parts[at].shape)

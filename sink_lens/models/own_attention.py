@@ -4,7 +4,7 @@
 place of softmax attention; a function may also be put over the name ``sdpa``, or over ``eager_attention_forward`` of a
 file of transformers. A mask is made for it only if ``AttentionMaskInterface`` has one of the same name.
 
-**The pattern of such a function** is what it gives for one-hot values: value ``j`` is 1 in one dimension, so that this
+**The pattern of such a function** is what it gives for one-hot values: if value ``j`` is 1 in one dimension, this
 dimension of the output is the weight of key ``j``. ``ceil(keys / d_value)`` calls give all weights. They are a pattern
 only if the function is linear in the values, and mixes no dimensions: if the pattern times the values is its output.
 
@@ -37,14 +37,14 @@ _FILES = str(Path(transformers.__file__).parent)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionFunction:
-    """What a model's configuration names: the attention function behind a name, and the function of its mask."""
+    """The attention function behind a name, and the function of its mask."""
 
     name: str
     function: Callable[..., Any] | None
     mask: Callable[..., Any] | None
 
     def of_values(self, *given: Any, **more: Any) -> Callable[[Tensor], Tensor]:
-        """Return the function of the values alone; ``given`` is module, query, key, and what is behind the values."""
+        """Return the function of the values; ``given`` is module, query, key, and what is behind the values."""
         module, query, key, *others = given
 
         def attend(values: Tensor) -> Tensor:
@@ -59,16 +59,20 @@ class AttentionFunction:
 
 def attention_function(model: PreTrainedModel, *, family: Family) -> AttentionFunction | None:
     """Return the attention function of a model; None if it is the softmax that the family's row describes."""
+    name = kernel_of(model.config)
+    exact = name == "eager" or family.own_attention or family.plain_kernel == "sdpa"
+    return own_function(first_attention(model, family=family), name=name, exact=exact)
+
+
+def first_attention(model: PreTrainedModel, *, family: Family) -> nn.Module:
     layers: Any = model.get_submodule(family.layers)
     part = family.attention.partition(".")[0]
     having = next(one for one in layers if getattr(one, part, None) is not None)
-    name = kernel_of(model.config)
-    exact = name == "eager" or family.own_attention or family.plain_kernel == "sdpa"
-    return own_function(having.get_submodule(family.attention), name=name, exact=exact)
+    return having.get_submodule(family.attention)
 
 
 def own_function(module: nn.Module, *, name: str, exact: bool = True) -> AttentionFunction | None:
-    """Return the attention function that an attention module finds under ``name``; None if it is of transformers.
+    """Return the attention function that a module finds under ``name``; None if it is of transformers.
 
     If transformers' functions are not ``exact`` for the module, they are returned too.
     """
@@ -96,10 +100,8 @@ def own_pattern(
         parts.append(attend(chosen.expand(value.shape).contiguous()))
     pattern = torch.cat(parts, dim=-1)[..., :n_keys].transpose(1, 2)
     off = (weighted_values(pattern, value) - output).detach().abs().max()
-    room = (
-        1e-4 if value.dtype in (torch.float32, torch.float64) else 8 * torch.finfo(value.dtype).eps
-    )
-    return pattern if bool(off <= room * output.detach().abs().max().clamp(min=1e-6)) else None
+    room = 1e-4 if value.itemsize >= 4 else 8 * torch.finfo(value.dtype).eps
+    return pattern if off <= room * output.detach().abs().max().clamp(min=1e-6) else None
 
 
 def with_hidden_keys(
@@ -114,17 +116,12 @@ def with_hidden_keys(
     shown what the mask adds as well. A function without a mask sees no later token, or is refused
     (``checks.check_own_attention``).
     """
-    least = torch.finfo(like.dtype).min
-    seen = (
-        torch.ones_like(like, dtype=torch.bool).tril(like.shape[-1] - like.shape[-2])
-        if mask is None
-        else mask
-    )
-    before = (
-        torch.zeros_like(like).masked_fill(~seen, least)
-        if seen.dtype == torch.bool
-        else seen.expand_as(like)
-    )
+    least, seen = torch.finfo(like.dtype).min, mask
+    if seen is None:
+        seen = torch.ones_like(like, dtype=torch.bool).tril(like.shape[-1] - like.shape[-2])
+    before = seen.expand_as(like)
+    if seen.dtype == torch.bool:
+        before = torch.zeros_like(like).masked_fill(~seen, least)
     after = hide(before)
     hidden = (after <= least / 2) & (before > least / 2)
     return after if mask is None or mask.dtype != torch.bool else after > least / 2, hidden
@@ -148,20 +145,16 @@ def weighted_values(
     pattern: Float[Tensor, "batch head query key"],
     value: Float[Tensor, "batch kv_head key d_value"],
 ) -> Float[Tensor, "batch query head d_value"]:
-    """Return what heads with a pattern aggregate of values, which they may share, in the layout of transformers."""
+    """Return what heads aggregate of values, which they may share, in the layout of transformers."""
     return (pattern @ repeat_kv_heads(value, n_heads=pattern.shape[1])).transpose(1, 2).contiguous()
 
 
 def _eager_function(module: nn.Module) -> Any:
-    files = (
-        vars(sys.modules[one.__module__])
-        for one in type(module).__mro__
-        if one.__module__ in sys.modules
-    )
-    return next(
-        (file["eager_attention_forward"] for file in files if "eager_attention_forward" in file),
-        None,
-    )
+    for one in type(module).__mro__:
+        found = getattr(sys.modules.get(one.__module__), "eager_attention_forward", None)
+        if found is not None:
+            return found
+    return None
 
 
 def _is_of_transformers(function: Any) -> bool:

@@ -12,7 +12,7 @@ from .unchanged import ModelRecord
 class PassLock:
     """A lock. In a child that was forked while another thread held it, taking it is an error and no endless wait.
 
-    The other thread's hooks may be on the model there, and nobody takes them off: the numbers would be of its edits.
+    The other thread's hooks may be on the model there, and nobody takes them off.
     """
 
     def __init__(self) -> None:
@@ -70,12 +70,11 @@ class ModelLock:
     def __init__(self) -> None:
         self.lock = PassLock()
         self.noted: WeakSet[ModelRecord] = WeakSet()
-        """The records of the lenses on the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LensState:
-    """State of one lens: the model's lock, which all lenses on it share, and the record of the model."""
+    """The model's lock, which all lenses on it share, and the record of the model."""
 
     turns: ModelLock
     unchanged: ModelRecord

@@ -2,8 +2,8 @@
 
 Three sites need one: what a hybrid's mixer adds to the stream (``mixer_out``), the queries of a projection that also
 gives a gate (``q``), and what attention adds where the layer multiplies it (``attn_out`` of Falcon-H1). A point is
-fired behind the component whose output holds the site, wherever that runs: with what ``read_site`` makes of the output.
-What hooks change is written back into it.
+fired behind the component whose output holds the site, with what ``read_site`` makes of the output. What hooks change
+is written back into it.
 """
 
 import contextlib
@@ -40,11 +40,11 @@ def add_hook_points(bridge: TransformerBridge, *, family: Family) -> None:
             address = SITES[name].address(family)
             assert address is not None  # of a site that the family has
             whole = block.original_component
-            module = getattr(whole, address.module.partition(".")[0], None) and whole.get_submodule(
-                address.module
-            )
-            if module is None:  # of another kind of layer
+            if (
+                getattr(whole, address.module.partition(".")[0], None) is None
+            ):  # another kind of layer
                 continue
+            module = whole.get_submodule(address.module)
             point, own = HookPoint(), f"hook_own_{name}"
             point.name = f"blocks.{layer}.{own}"
             point.train(block.training)
@@ -59,7 +59,7 @@ def reshape_head_hooks(bridge: TransformerBridge, *, family: Family) -> None:
     """Make the bridge's hooks of queries, keys, values and z show tensors with the axes of our sites.
 
     TransformerLens orders or splits the axes in another way in latent attention and in models whose layers differ in
-    the width of their heads. In other models nothing changes.
+    the width of their heads.
     """
     if family.kv_latent is None and not family.own_sizes:
         return
@@ -86,14 +86,12 @@ def _run_point(
     family: Family,
     sizes: dict[str, int],
 ) -> Any:
-    """Run a hook point on a site in a module's output; return the output with the hook's edits, or None without edits.
-
-    ``address`` says which part of the output the site is.
-    """
+    """Run a hook point on a site in a module's output; return the output with the hook's edits, if there are any."""
     if not point.has_hooks():
         return None
     whole: Tensor = output[0] if isinstance(output, tuple) else output
-    old = read_site(whole, address=address, family=family, batch=len(whole), **sizes)
+    read = partial(read_site, address=address, family=family, batch=len(whole), **sizes)
+    old = read(whole)
     version = n_in_place_changes(old)
     new = point(old)
     if new is old and n_in_place_changes(old) == version:
@@ -102,7 +100,7 @@ def _run_point(
         changed = new / address.scale
     else:
         changed = whole.clone()
-        read_site(changed, address=address, family=family, batch=len(whole), **sizes).copy_(new)
+        read(changed).copy_(new)
     return (changed, *output[1:]) if isinstance(output, tuple) else changed
 
 
@@ -144,8 +142,7 @@ def check_no_user_hooks(lens: LensModel) -> None:
 
 
 def has_user_hooks(point: HookPoint) -> bool:
-    """Check whether a hook point has a user's function, besides those that TransformerLens and ``wrap`` put there."""
-    functions = [handle.user_hook for handle in (*point.fwd_hooks, *point.bwd_hooks)]
-    return any(
-        str(getattr(one, "__module__", "")).partition(".")[0] not in _LIBRARIES for one in functions
-    )
+    """Check whether a hook point has a function that is not of TransformerLens or of ours."""
+    handles = (*point.fwd_hooks, *point.bwd_hooks)
+    modules = [str(getattr(handle.user_hook, "__module__", "")) for handle in handles]
+    return any(module.partition(".")[0] not in _LIBRARIES for module in modules)

@@ -22,7 +22,7 @@ __all__ = ["build_bridge_from_module"]
 # --- torch
 
 COMPILED = "_compiled_call_impl"
-"""What ``Module.compile`` made of a module's call; None without it. An entry of ``vars(module)``."""
+"""What ``Module.compile`` made of a module's call, an entry of ``vars(module)``."""
 UNCOMPILED = "_orig_mod"
 """Name of the module within one that ``torch.compile`` made."""
 WRAPPED = (UNCOMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
@@ -30,14 +30,14 @@ WRAPPED = (UNCOMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def store_of_processes() -> "torch.distributed.distributed_c10d.Store":
-    """Return the store of names and values that the processes of ``torch.distributed`` share."""
+    """Return the store that the processes of ``torch.distributed`` share."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
 def fused_attention_on_cpu(
     query: Tensor, key: Tensor, value: Tensor, *, mask: Tensor | None, scale: float
 ) -> tuple[Any, ...]:
-    """Run PyTorch's flash attention on the CPU, causal without a mask; return output and log-sum-exp of each query."""
+    """Run flash attention on the CPU, causal without a mask; return output and log-sum-exp of each query."""
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         query, key, value, 0.0, mask is None, attn_mask=mask, scale=scale
     )
@@ -46,7 +46,7 @@ def fused_attention_on_cpu(
 def fused_attention_on_gpu(
     query: Tensor, key: Tensor, value: Tensor, *, bias: Tensor | None, causal: bool, scale: float
 ) -> tuple[Any, ...]:
-    """Run memory-efficient attention on CUDA, ``causal`` or with a ``bias``; return output and padded log-sum-exp."""
+    """Run memory-efficient attention on CUDA; return output and padded log-sum-exp."""
     return torch.ops.aten._scaled_dot_product_efficient_attention(
         query, key, value, bias, True, 0.0, causal, scale=scale
     )
@@ -76,12 +76,12 @@ def kernel_of(config: Any) -> str:
 
 
 def use_default_attention(config: Any) -> None:
-    """Set a configuration to transformers' default attention and experts, so that no kernel is downloaded."""
+    """Set a configuration's attention and experts so that no kernel is downloaded."""
     config._attn_implementation = config._experts_implementation = None
 
 
 def set_attention(model: PreTrainedModel, name: str) -> None:
-    """Choose the attention function of a model by its name, even if its class refuses other functions."""
+    """Choose the attention function of a model, even if its class refuses other functions."""
     if model._can_set_attn_implementation():
         model.set_attn_implementation(name)
     else:
@@ -99,7 +99,7 @@ def use_kernel(config: Any, name: str) -> Iterator[None]:
 
 
 def was_loaded(thing: nn.Module | Tensor | None) -> bool:
-    """Check whether ``from_pretrained`` set a module's or parameter's values, so that it must not be initialised."""
+    """Check whether ``from_pretrained`` set a module's or parameter's values."""
     return bool(getattr(thing, "_is_hf_initialized", False))
 
 
@@ -109,13 +109,13 @@ def has_own_adapter(model: nn.Module) -> bool:
 
 
 def forget_adapter(model: Any) -> None:
-    """Remove the marks that peft left on a model, so that it is saved and loaded as a model without adapters."""
+    """Remove the marks that peft left on a model, so that it is saved and loaded without adapters."""
     if has_own_adapter(model):
         model._hf_peft_config_loaded = False
 
 
 def gate_neurons(experts: Any, x: Tensor) -> Tensor:
-    """Return the experts' neurons: gate times up, from the joint output ``x`` of both projections."""
+    """Return the experts' neurons, gate times up, from the joint output ``x`` of both projections."""
     return experts._apply_gate(x)
 
 
@@ -123,7 +123,7 @@ def gate_neurons(experts: Any, x: Tensor) -> Tensor:
 
 
 def offload_device(module: nn.Module) -> Any:
-    """Return the device on which accelerate runs an offloaded module; None if the module is not offloaded."""
+    """Return the device on which accelerate runs a module; None if the module is not offloaded."""
     return getattr(getattr(module, "_hf_hook", None), "execution_device", None)
 
 
@@ -140,7 +140,6 @@ PROCESSED = "_weights_processed"
 
 
 def is_processed(bridge: TransformerBridge) -> bool:
-    """Check whether the weights of a bridge were folded or centred."""
     return bool(bridge.compatibility_mode or bridge._weights_processed)
 
 

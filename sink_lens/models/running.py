@@ -3,11 +3,10 @@
 A pass puts hooks on modules, and for its time gives them another attention function and eval mode, so two passes at
 once would read each other's edits. A model therefore has one lock, which all lenses on it share, and a pass holds it.
 
-An edit, a reading or a hook is called inside a pass. If it asked for another pass of the same model, a lock that
-belongs to a thread would wait for itself: cells run on threads of a pool, and the pool's caller holds the lock. So who
-is inside a pass is kept in a context variable, which the pool's threads inherit (``engine.threads``), and such a pass
-is refused. Between the passes of a block the same caller may run another one (an edit is made from what a baseline
-shows, a metric may look at the model), and ``alone`` keeps those of the pool's threads apart.
+If an edit, a reading or a hook asked for another pass of the same model, a lock that belongs to a thread would wait for
+itself: cells run on threads of a pool, and the pool's caller holds the lock. So who is inside a pass is kept in a
+context variable, which the pool's threads inherit (``engine.threads``), and such a pass is refused. Between the passes
+of a block the same caller may run another one, and ``alone`` keeps those of the pool's threads apart.
 """
 
 import contextlib
@@ -63,7 +62,7 @@ def new_lens_state(record: ModelRecord, *modules: nn.Module) -> LensState:
 
 
 def _shared_lock(*modules: nn.Module) -> ModelLock:
-    """Return the lock that all lenses on one model share; one of the model's modules is enough to find it."""
+    """Return the lock that all lenses on one model share; one of its modules is enough to find it."""
     with _NEW:
         found = next((_TURNS[one] for one in modules if one in _TURNS), None) or ModelLock()
         for one in modules:
@@ -72,7 +71,7 @@ def _shared_lock(*modules: nn.Module) -> ModelLock:
 
 
 def take_turn_to_wrap(*modules: nn.Module, name: str) -> contextlib.AbstractContextManager[object]:
-    """Within the block, only this caller may use a model with any of ``modules``; ``name`` is the model's in errors."""
+    """Within the block, only this caller may use a model with any of ``modules``."""
     return _hold_lock(_shared_lock(*modules), name=name)
 
 
@@ -104,7 +103,7 @@ def check_unchanged(lens: LensModel) -> None:
 
 @contextlib.contextmanager
 def forbid_nested_passes(lens: LensModel) -> Iterator[None]:
-    """Within the block, which runs one forward pass, raise InputError if a hook or edit starts another pass."""
+    """Within the block, which runs one forward pass, raise InputError if a hook or edit starts another."""
     state = lens.state
     with state.alone:
         token = _INSIDE.set((*_INSIDE.get(), state.turns))
@@ -120,7 +119,7 @@ def _in_eval_mode(lens: LensModel) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def prepare_pass(lens: LensModel) -> Iterator[None]:
-    """Within the block, only this caller may use the model, for one forward in eval mode; see ``exclusive_use``."""
+    """Within the block, only this caller may use the model, for one forward in eval mode."""
     with exclusive_use(lens), forbid_nested_passes(lens), _in_eval_mode(lens):
         yield
 
@@ -129,7 +128,7 @@ def prepare_pass(lens: LensModel) -> Iterator[None]:
 def prepare_passes(lens: LensModel) -> Iterator[None]:
     """Within the block, only this caller may use the model, in eval mode.
 
-    The caller puts each of its passes into a block of ``forbid_nested_passes``.
+    Each of its passes is in a block of ``forbid_nested_passes``.
     """
     with exclusive_use(lens), _in_eval_mode(lens):
         yield
@@ -137,11 +136,9 @@ def prepare_passes(lens: LensModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def switch_to_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module of a model or bridge in eval mode within the block; afterwards restore each module's mode."""
+    """Put every module of a model or bridge in eval mode within the block."""
     waiting: list[nn.Module | None] = [model]
-    if isinstance(
-        model, TransformerBridge
-    ):  # a bridge also runs modules that are not its own submodules
+    if isinstance(model, TransformerBridge):  # it also runs modules that are not its submodules
         waiting.append(model.original_model)
     seen: dict[int, nn.Module] = {}
     while waiting:  # ``modules`` does the same, and a bridge's thousands of hook points take it ten times as long

@@ -11,9 +11,9 @@ settings that no number hangs on, gradient checkpointing. Hooks at the bridge's 
 that put them on a module by themselves (``_LIBRARIES``).
 
 **What is watched**, on the plain model, inside the bridge, and on the user's own model where it has adapters, is one
-list of facts. Each is read again before a pass, in C, and must be what it was: walking the modules takes a hundred
-times as long. Weights that accelerate keeps elsewhere are exchanged at each forward, and so is the table of a rotary
-embedding that grows with the length: those are left out.
+list of facts. Each is read again before a pass, in C: walking the modules takes a hundred times as long. Weights that
+accelerate keeps elsewhere are exchanged at each forward, and so is the table of a rotary embedding that grows with the
+length: those are left out.
 """
 
 import contextlib
@@ -55,13 +55,12 @@ _FREE_PARTS = (
     "dtype",
 )
 _COLUMNS = 1040
-"""Words of 8 bytes in a row of sums. With a power of 2 the columns share cache lines, which takes twice as long."""
+"""Words of 8 bytes in a row of sums. With a power of 2 the columns share cache lines, twice as slow."""
 _FORM = operator.attrgetter("__class__", "dtype", "shape", "device")
 _COPIED = "what was copied"
 _READS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
-    "object": lambda facts: map(
-        dict.get, *facts
-    ),  # of (tables, keys): parameters, modules, settings
+    # of (tables, keys): parameters, modules, settings
+    "object": lambda facts: map(dict.get, *facts),
     "forward": lambda tables: map(dict.get, tables, repeat("forward")),  # of a module's attributes
     "class": functools.partial(map, type),
     "code": functools.partial(starmap, getattr),  # of (class, name of a function, None)
@@ -69,18 +68,16 @@ _READS: dict[str, Callable[[list[Any]], Iterable[Any]]] = {
     "size": functools.partial(map, len),  # of a table of modules
     "hooks": lambda tables: [tuple(one.values()) if one else () for one in tables],
     "form": functools.partial(map, _FORM),  # of a tensor
-    "address": functools.partial(
-        map, Tensor.data_ptr
-    ),  # of a tensor whose memory another one uses too
-    "state": functools.partial(
-        map, operator.call
-    ),  # of a function: adapters, the attention function, copied values
+    # of a tensor whose memory another one uses too
+    "address": functools.partial(map, Tensor.data_ptr),
+    # of a function: adapters, the attention function, copied values
+    "state": functools.partial(map, operator.call),
 }
 """Kind of fact -> the function that reads such facts, from a list of what each is about."""
 
 
 class ModelRecord:
-    """Record of facts about a model; ``check`` raises an error if one of them is another one now."""
+    """Facts about a model, as they are now; ``check`` raises an error if one of them is another one."""
 
     def __init__(
         self,
@@ -95,7 +92,7 @@ class ModelRecord:
 
         Args:
             plain: the plain model.
-            bridge: the bridge; None if there is none.
+            bridge: the bridge, if there is one.
             source: the user's own model, if ``plain`` is a copy of it.
             copied: name and tensor of what a path holds as copies, whose values must not change.
             states: name and function of what must stay equal too.
@@ -122,28 +119,25 @@ class ModelRecord:
         if copied:
             self._watch_values(copied)
         self.settings = list(map(vars, self.modules))
-        """Their attributes."""
         self._subjects["object"] = list(map(list, zip(*self._subjects["object"], strict=True)))
         self._before |= {
             kind: list(_READS[kind](subjects)) for kind, subjects in self._subjects.items()
         }
 
     def check(self) -> None:
-        """Raise ModelError if the model was changed, and say what was changed; call it only while no pass runs."""
+        """Raise ModelError if the model was changed; call it only while no pass runs."""
         for kind, subjects in self._subjects.items():
             before, now = self._before[kind], list(_READS[kind](subjects))
-            if (
-                all(map(operator.is_, now, before)) if kind == "object" else now == before
-            ):  # no tensor is asked
+            same = all(map(operator.is_, now, before)) if kind == "object" else now == before
+            if same:  # found without asking a tensor
                 continue
             for at in compress(range(len(now)), map(operator.is_not, now, before)):
                 if not _is_same(kind, now[at], before[at]):
                     raise _change_error(kind, self._names[kind][at], now=now[at], before=before[at])
                 if isinstance(now[at], Tensor) and now[at].data_ptr() != before[at].data_ptr():
                     # each path has its own from now on
-                    self._watch_values(
-                        [(self._names[kind][at], one) for one in (before[at], now[at])]
-                    )
+                    name = self._names[kind][at]
+                    self._watch_values([(name, before[at]), (name, now[at])])
             self._before[kind] = now  # equal numbers may be two objects
 
     def record_values(self) -> "TensorValues":
@@ -154,7 +148,7 @@ class ModelRecord:
         return list(map(n_in_place_changes, self._subjects["form"]))
 
     def has_shared_views(self) -> bool:
-        """Check whether tensors share their memory, such as parameters of the bridge that are parts of a fused one."""
+        """Check whether tensors share their memory, such as parts of a fused parameter."""
         return bool(self._subjects["address"])
 
     def _add(self, kind: str, subject: object, name: str) -> None:
@@ -183,21 +177,17 @@ class ModelRecord:
 
     def _record_module(self, module: nn.Module, *, name: str, own: bool) -> None:
         growing = any(kind in str(getattr(module, "rope_type", "")) for kind in _GROWING)
-        for kind in (
-            ("_parameters", "_modules") if growing else ("_parameters", "_buffers", "_modules")
-        ):
-            table: dict[str, Any] = getattr(module, kind)
+        buffers = {} if growing else module._buffers
+        tables: tuple[dict[str, Any], ...] = (module._parameters, buffers, module._modules)
+        for table in tables:
             for key, one in table.items():
-                if isinstance(one, HookPoint) or (
-                    isinstance(one, Tensor) and one.device.type == "meta"
-                ):
+                if isinstance(one, HookPoint) or (isinstance(one, Tensor) and one.is_meta):
                     continue
                 whole = f"{name}.{key}" if name and not name.endswith(", ") else name + key
                 self._add("object", (table, key), whole)
                 if isinstance(one, Tensor) and id(one) not in self._known:
-                    with contextlib.suppress(
-                        RuntimeError, NotImplementedError
-                    ):  # some packed tensors have no address
+                    # some packed tensors have no address
+                    with contextlib.suppress(RuntimeError, NotImplementedError):
                         one.untyped_storage().data_ptr()
                         self._known.add(id(one))
                         self._add("form", one, whole)
@@ -227,11 +217,8 @@ class ModelRecord:
                 if isinstance(value, FunctionType):
                     self._add("code", (one, key, None), f"{one.__qualname__}.{key}")
             file = sys.modules.get(one.__module__)
-            if (
-                file is not None
-                and id(file) not in self._known
-                and one.__module__.startswith("transformers.models.")
-            ):
+            of_model = one.__module__.startswith("transformers.models.")
+            if file is not None and id(file) not in self._known and of_model:
                 self._known.add(id(file))
                 for key, value in vars(file).items():
                     if isinstance(value, FunctionType):
@@ -249,7 +236,7 @@ class ModelRecord:
 
 
 class TensorValues:
-    """Record of tensors' values at one time, as hashes: a version counter changes with equal values too."""
+    """Record of tensors' values, as hashes: a version counter changes with equal values too."""
 
     def __init__(self, named: Sequence[tuple[str, Tensor]]) -> None:
         self._named = list(named)
@@ -262,7 +249,7 @@ class TensorValues:
     def check(self, what: str) -> None:
         """Raise ModelError if a value has changed since the record was made.
 
-        A result that was made then (``what`` names it in the error) would otherwise run passes with other weights.
+        A result that was made then, called ``what``, would otherwise run passes with other weights.
         """
         if changed := self.names_of_changed():
             raise ModelError(

@@ -26,7 +26,7 @@ from .headnorm import adapter as headnorm
 from .lens import LensModel, layers_without_attention_text
 from .memory import copy_sharing_tensors, return_freed_memory
 from .offload import NoBridge, bytes_on_disk, why_not_editable
-from .own_attention import AttentionFunction, attention_function
+from .own_attention import AttentionFunction, attention_function, first_attention
 from .packed import is_packed, packed_kinds
 from .pass_lock import LensState
 from .private_apis import (
@@ -66,8 +66,8 @@ def wrap(
     becomes ``.plain`` unchanged, but for attention modules that do not take transformers' attention interface
     (``interfaced``) and for routed experts (``experts``), whose classes become subclasses of theirs. A bridge becomes
     ``.bridge``, and ``.plain`` is rebuilt from its parameters. A GPT-NeoX bridge that TransformerLens built keeps
-    copies of its fused projections; ``notes`` then says so. An object in training mode stays in training
-    mode, but every measurement runs in eval mode.
+    copies of its fused projections; ``notes`` then says so. An object in training mode stays in it, but every
+    measurement runs in eval mode.
 
     A model with adapters of peft (a ``PeftModel``, or adapter layers inside) is measured as a copy into which they are
     merged (``adapters``): that takes the memory of the adapted layers once more, which a warning says first.
@@ -79,8 +79,8 @@ def wrap(
         name: name of the model.
 
     Raises:
-        ModelError: the class belongs to no known family; or a bridge has folded or centred weights, gives other
-            logits than its weights do, or was not built from a Hugging Face model.
+        ModelError: the class belongs to no known family; or a bridge has folded or centred weights, gives other logits
+            than its weights do, or was not built from a Hugging Face model.
     """
     if isinstance(model, TransformerBridge):
         with take_turn_to_wrap(model, name=name or model.cfg.model_name):
@@ -103,16 +103,13 @@ def wrap(
 
 
 def _name_of_source(model: PreTrainedModel) -> str:
-    """Return the name or folder that a model was read from; "" if it is named by a hash, as a converted file's is."""
+    """Return the name or folder that a model was read from; "" if it is a hash, as a converted file's is."""
     source = source_of_config(model.config)
     return "" if re.fullmatch("[0-9a-f]{64}", Path(source).name) else source
 
 
 def extract_language_model(model: PreTrainedModel) -> PreTrainedModel:
-    """Return the language model inside a model that reads images, with shared parameters; other models unchanged.
-
-    For a text without images it gives the same logits.
-    """
+    """Return the language model inside a model that reads images, with shared parameters; other models unchanged."""
     whole = type(model).__name__
     if whole not in TEXT_PART or type(model) is not getattr(transformers, whole):
         return model
@@ -129,9 +126,7 @@ def extract_language_model(model: PreTrainedModel) -> PreTrainedModel:
 def _wrap_bridge(
     model: TransformerBridge, *, tokenizer: PreTrainedTokenizerBase | None, name: str | None
 ) -> LensModel:
-    if is_processed(
-        model
-    ):  # folding keeps the logits of most families, and changes the neurons and the norms
+    if is_processed(model):  # folding keeps most families' logits, and changes neurons and norms
         raise ModelError(
             "the bridge is in compatibility mode, where weights are folded or centred; need the weights as they "
             "were loaded. Boot it without enable_compatibility_mode and process_weights"
@@ -139,18 +134,14 @@ def _wrap_bridge(
     plain = _rebuild_plain(model)
     family = checks.checked_family(plain)
     if family.mixer is not None or family.kv_latent is not None or family.own_sizes:
-        kind = (
-            "the hybrid"
-            if family.mixer is not None
-            else "a model whose heads have widths of their own,"
-        )
+        widths = "a model whose heads have widths of their own,"
+        kind = widths if family.mixer is None else "the hybrid"
         raise ModelError(
             f"found a bridge of {kind} {family.architecture}; need the Hugging Face model itself"
         )
-    interfaced.give_attention_interface(plain)
-    interfaced.give_attention_interface(cast("PreTrainedModel", model.original_model))
-    experts.add_expert_hook_points(plain, family=family)
-    experts.add_expert_hook_points(model.original_model, family=family)
+    for one in (plain, cast("PreTrainedModel", model.original_model)):
+        interfaced.give_attention_interface(one)
+        experts.add_expert_hook_points(one, family=family)
     experts.register_expert_hook_points(model)
     set_attention(plain, family.plain_kernel)
     if own := attention_function(plain, family=family):
@@ -168,11 +159,7 @@ def _wrap_bridge(
     return LensModel(
         bridge=model,
         plain=plain,
-        state=new_lens_state(
-            ModelRecord(plain, bridge=model, copied=copied, states=_states(plain, family=family)),
-            model,
-            plain.base_model,
-        ),
+        state=_record_state(plain, family=family, bridge=model, copied=copied),
         tokenizer=model.tokenizer if tokenizer is None else tokenizer,
         family=family,
         name=name or model.cfg.model_name,
@@ -189,11 +176,7 @@ def assemble_lens(
     name: str,
     notes: tuple[str, ...] = (),
 ) -> LensModel:
-    """Make a ``LensModel`` from a plain model of a known family: build a bridge on its parameters and run the checks.
-
-    Raises:
-        ModelError: the bridge's logits differ from the plain model's, or two layers share a module.
-    """
+    """Make a ``LensModel`` from a plain model of a known family: build a bridge on its parameters, and check it."""
     merged = adapters.merge_adapters(plain, name=name)
     if merged is not None:
         plain, notes = merged.plain, (*notes, merged.note)
@@ -214,11 +197,8 @@ def assemble_lens(
         else _why_not_split(plain, family=family, name=name)
     )
     if reason is not None:
-        bridge = cast("TransformerBridge", NoBridge(reason))
-        state, uneditable = (
-            _record_state(plain.eval(), family=family, bridge=None, merged=merged),
-            frozenset(),
-        )
+        bridge, uneditable = cast("TransformerBridge", NoBridge(reason)), frozenset[str]()
+        state = _record_state(plain.eval(), family=family, bridge=None, merged=merged)
     else:
         with keep_random_state():
             bridge = _build_bridge(
@@ -256,40 +236,27 @@ def _record_state(
     *,
     family: Family,
     bridge: TransformerBridge | None,
-    merged: adapters.MergedModel | None,
+    merged: adapters.MergedModel | None = None,
+    copied: Sequence[tuple[str, torch.Tensor]] = (),
 ) -> LensState:
+    def attention() -> object:
+        return attention_function(plain, family=family) or "transformers' softmax"
+
+    states: list[tuple[str, Callable[[], object]]] = [("the attention function", attention)]
     parts: list[nn.Module] = [plain.base_model] if bridge is None else [plain.base_model, bridge]
-    states = _states(plain, family=family)
-    if merged is None:
-        return new_lens_state(ModelRecord(plain, bridge=bridge, states=states), *parts)
-    states += (("the state of the adapters", merged.states),)
-    noted = ModelRecord(
-        plain, bridge=bridge, source=merged.source, copied=merged.copied, states=states
-    )
-    return new_lens_state(noted, merged.source.base_model, *parts)
-
-
-def _states(
-    plain: PreTrainedModel, *, family: Family
-) -> tuple[tuple[str, Callable[[], object]], ...]:
-    return (
-        (
-            "the attention function",
-            lambda: attention_function(plain, family=family) or "transformers' softmax",
-        ),
-    )
+    source = None
+    if merged is not None:
+        source, copied = merged.source, merged.copied
+        states.append(("the state of the adapters", merged.states))
+        parts.append(source.base_model)
+    record = ModelRecord(plain, bridge=bridge, source=source, copied=copied, states=states)
+    return new_lens_state(record, *parts)
 
 
 def _why_not_split(plain: PreTrainedModel, *, family: Family, name: str) -> str | None:
     if family.qkv_layout == "separate" and not family.gate_up_fused:
         return None
-    layers: Any = plain.get_submodule(family.layers)
-    having = [
-        layer
-        for layer in layers
-        if getattr(layer, family.attention.partition(".")[0], None) is not None
-    ]
-    module = having[0].get_submodule(f"{family.attention}.{family.q}")
+    module = first_attention(plain, family=family).get_submodule(family.q)
     if not is_packed(module):
         return None
     return (
@@ -325,14 +292,10 @@ def _build_bridge(
                 "of transformers. Take off what stands in their place"
             ) from error
     owns = [(one, getattr(one, "original_component", None)) for one in bridge.modules()]
-    norms: list[tuple[Any, nn.LayerNorm]] = [
-        (one, own) for one, own in owns if isinstance(own, nn.LayerNorm)
-    ]
+    norms: list[Any] = [(one, own) for one, own in owns if isinstance(own, nn.LayerNorm)]
     if len({norm.eps for _, norm in norms}) == 1:
-        for (
-            one,
-            norm,
-        ) in norms:  # TransformerLens does not read it from every name that configurations give it
+        # TransformerLens does not read it from every name that configurations give it
+        for one, norm in norms:
             one.config.eps = norm.eps
     if own is None:
         interfaced.hook_delegated_attention(bridge)
@@ -346,9 +309,7 @@ def _build_bridge(
             point = block.attn.get_submodule(family.head_out).hook_in
             point.hook_conversion = block.attn.o.hook_in.hook_conversion
     if family.rotates_in_float32 and model.dtype != torch.float32:
-        dtype = (
-            model.dtype
-        )  # as Hugging Face casts rotated queries and keys, and TransformerLens does not
+        dtype = model.dtype  # Hugging Face casts rotated queries and keys to it
         for block in bridge.blocks:
             for hook in (block.attn.hook_rot_q, block.attn.hook_rot_k):
                 hook.add_perma_hook(lambda tensor, hook: tensor.to(dtype))
@@ -373,7 +334,7 @@ def keep_random_state() -> Iterator[None]:
 def _reloadable_tokenizer(
     tokenizer: PreTrainedTokenizerBase | None,
 ) -> Iterator[PreTrainedTokenizerBase | None]:
-    """Yield a copy of the tokenizer that the bridge can load by its name, and change; yield None without a tokenizer.
+    """Yield a copy of the tokenizer that the bridge can load by its name, and change.
 
     The files that the name stands for are removed after the block.
     """
