@@ -48,15 +48,13 @@ def lock_folder(folder: Path, *, waiting: Callable[[], object] | None = None) ->
     name = f"{folder.name.removesuffix(_PART).removesuffix(_OLD)}.lock"
     lock = FileLock(folder.with_name(name))
     try:
-        lock.acquire(timeout=0)
+        held = lock.acquire(timeout=0)
     except Timeout:
         if waiting is not None:
             waiting()
-        lock.acquire()
-    try:
+        held = lock.acquire()
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextlib.contextmanager
@@ -88,11 +86,6 @@ def write_new_folder(folder: Path) -> Iterator[Path]:
 
 
 def write_manifest(folder: Path, content: Mapping[str, Any]) -> None:
-    """Write a folder's manifest: ``content``, and size, time stamp and hash of every file.
-
-    Raises:
-        OSError: the manifest cannot be written.
-    """
     files = {
         path.name: {**_size_and_time(path), "sha256": sha256_of(path)}
         for path in sorted(folder.iterdir())

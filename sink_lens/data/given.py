@@ -1,8 +1,8 @@
 """Where the tokens of a batch were given, and results that lie there.
 
-A text is computed in a row of its own, from position 0 on and padded on the right. It may have been given elsewhere:
-padded on the left, or packed into a row with other texts. ``as_given`` lays the results that a user indexes where the
-tokens were given; ``by_text`` is its inverse.
+A text is computed in a row of its own, from position 0 on and padded on the right. It may have been given padded on the
+left, or packed into a row with other texts. ``as_given`` lays the results that a user indexes where the tokens were
+given; ``by_text`` is its inverse.
 """
 
 import math
@@ -21,7 +21,6 @@ class Given:
     index: Int[Tensor, "batch position"]
     """Row times the number of columns, plus column; -1 at padding."""
     shape: tuple[int, int]
-    """Rows and columns."""
 
     def __getitem__(self, chosen: slice | Tensor | tuple[slice, slice]) -> "Given":
         return Given(index=self.index[chosen], shape=self.shape)
@@ -103,7 +102,7 @@ def laid_by_text(
 ) -> Shaped[Tensor, "batch ..."]:
     """Return values, or marks, that lie where their tokens were given with a row per text; others as they are.
 
-    Values lie so if they have that shape, and nan where no token was given.
+    They lie so if they have that shape, and values are nan where no token was given.
     """
     marks, at = values.dtype == torch.bool, 1 + axes.index("position")
     real = (given.index >= 0).to(values.device)

@@ -100,11 +100,7 @@ def pack(
 
 
 def read_pack(folder: Path) -> tuple[PackedSplit, PackedSplit]:
-    """Check and open an existing pack; return the training and the evaluation data.
-
-    Raises:
-        InputError: the folder holds no pack, or the pack is damaged.
-    """
+    """Check and open an existing pack; return the training and the evaluation data."""
     folder = Path(folder)
     manifest = read_manifest(folder)
     needed = {"length", *_SPLITS}
@@ -243,7 +239,6 @@ def _write_split(
 
 
 def _evaluation_indices(n_sequences: int, share: float) -> np.ndarray:
-    """Return the indices of a ``share`` of the sequences, at least one, evenly spaced."""
     count = max(1, round(n_sequences * share))
     return ((np.arange(count) * 2 + 1) * n_sequences // (2 * count)).astype(np.int64)
 

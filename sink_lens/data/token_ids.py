@@ -2,7 +2,7 @@
 
 A tokenizer that is given a string may add BOS silently. Text is therefore tokenised without special tokens, and BOS
 added under one of three conditions: "auto" does what the tokenizer does with plain text, "with" puts BOS first,
-"without" adds none. A text that begins with BOS itself is refused in every condition.
+"without" adds none. A text that begins with BOS itself is refused.
 """
 
 import contextlib
@@ -53,7 +53,7 @@ def bos_ids(tokenizer: PreTrainedTokenizerBase | None, condition: BosCondition) 
 
 
 def text_ids(text: str, tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Token ids of the text alone, without special tokens; never truncated, however long the text is.
+    """Token ids of the text alone, without special tokens; never truncated.
 
     Raises:
         InputError: the text holds a lone surrogate, which Python makes of bytes on a command line that are no UTF-8.
@@ -171,7 +171,7 @@ def warn_of_forgotten_space(
 
 
 def refuse_own_bos(ids: Sequence[int], tokenizer: PreTrainedTokenizerBase, *, what: str) -> None:
-    """Refuse a text that itself begins with BOS, even after white space; ``what`` names the text in the error."""
+    """Refuse a text that itself begins with BOS, even after white space."""
     bos = bos_id(tokenizer)
     if bos is None or bos not in ids:
         return

@@ -1,7 +1,7 @@
 """Token batches: the sequences that a model is run on, and where they come from.
 
 Sequences are padded on the right, which under causal attention does not affect the real positions. A text with too few
-tokens is refused: nothing is silently substituted or shortened. BOS counts as one of a sequence's tokens.
+tokens is refused: nothing is substituted or shortened. BOS counts as one of a sequence's tokens.
 """
 
 import logging
@@ -41,9 +41,8 @@ class TokenBatch:
     bos: bool
     """True if the first token of every sequence is BOS."""
     bos_condition: BosCondition
-    """The requested BOS condition: "auto", "with" or "without"."""
     seed: int | None = None
-    """Seed of the generator that drew the tokens; None if the tokens were not drawn at random."""
+    """Seed of the generator that drew the tokens, if they were drawn at random."""
     labelled: Bool[Tensor, "batch position"] | None = None
     """True at tokens whose loss counts, by the labels of a data set; None counts all."""
     given: Given | None = None
@@ -230,10 +229,7 @@ class TokenBatch:
         bos: BosCondition = "auto",
         vocab_size: int | None = None,
     ) -> "TokenBatch":
-        """Draw one ordinary id per sequence uniformly and repeat it, after BOS if it is added.
-
-        Arguments and errors are those of `random`.
-        """
+        """Draw one ordinary id per sequence uniformly and repeat it, after BOS if it is added; see `random`."""
         return _draw_batch(
             tokenizer, sequences, length, generator, bos, vocab_size, source="repeated"
         )
@@ -257,7 +253,7 @@ class TokenBatch:
 
     @property
     def n_positions(self) -> int:
-        """Number of positions of each sequence, padding included: at least the length of the longest one."""
+        """Number of positions of each sequence, padding included."""
         return self.tokens.shape[1]
 
     @property
@@ -272,7 +268,7 @@ class TokenBatch:
 
     @property
     def hash(self) -> str:
-        """SHA-256 (hex) over shape, tokens, lengths and labels: equal for the same batch on any device or machine."""
+        """SHA-256 (hex) over shape, tokens, lengths and labels: the same on any device or machine."""
         digest = sha256(f"{self.n_sequences}x{self.n_positions}".encode())
         labels = [] if self.labelled is None else [self.predicted]
         for tensor in (self.tokens, self.lengths, *labels):
@@ -284,26 +280,19 @@ class TokenBatch:
         if not isinstance(rows, slice | Tensor):
             rows = torch.tensor(list(rows), dtype=torch.int64)
         rows = rows.to(self.tokens.device) if isinstance(rows, Tensor) else rows
-        return replace(
-            self, tokens=self.tokens[rows], lengths=self.lengths[rows], **self._of_tokens(rows)
-        )
+        return replace(self, lengths=self.lengths[rows], **self._of_tokens(rows))
 
     @check_calls
     def cut(self, length: int) -> "TokenBatch":
         """Return a batch of the first ``length`` positions of every sequence, or all if there are fewer."""
         length = min(length, self.n_positions)  # a tensor takes no whole number above 64 bits
-        first = (slice(None), slice(length))
-        return replace(
-            self,
-            tokens=self.tokens[first],
-            lengths=self.lengths.clamp(max=length),
-            **self._of_tokens(first),
-        )
+        first = self._of_tokens((slice(None), slice(length)))
+        return replace(self, lengths=self.lengths.clamp(max=length), **first)
 
     def _of_tokens(self, chosen: Any) -> dict[str, Any]:
         return {
             name: None if (own := getattr(self, name)) is None else own[chosen]
-            for name in ("labelled", "given")
+            for name in ("tokens", "labelled", "given")
         }
 
     def with_bos(self, token: int) -> "TokenBatch":
@@ -334,14 +323,12 @@ class TokenBatch:
         """
         if not self.bos:
             raise InputError("the sequences do not begin with BOS; need sequences that do")
-        later = (slice(None), slice(1, None))
         return replace(
             self,
-            tokens=self.tokens[later],
             lengths=(self.lengths - 1).clamp(min=1),
             bos=False,
             bos_condition="without",
-            **self._of_tokens(later),
+            **self._of_tokens((slice(None), slice(1, None))),
         )
 
     def batches(self, size: int) -> "Iterator[TokenBatch]":
@@ -366,16 +353,13 @@ from_tensor, random_tokens, repeated_tokens = (
 def begins_with_bos(
     batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None
 ) -> Bool[Tensor, " batch"]:
-    """Mark the sequences whose first token is the tokenizer's BOS; none without a tokenizer, or if it has none."""
+    """Mark the sequences whose first token is the tokenizer's BOS, if it has one."""
     bos = None if tokenizer is None else bos_id(tokenizer)
     return batch.tokens[:, 0] == (-1 if bos is None else bos)
 
 
 def decode_tokens(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase | None) -> pd.DataFrame:
-    """Table with one row per token that is not padding: sequence, position, token_id, text.
-
-    The text is `<id>` if there is no tokenizer, or if the tokenizer does not know the id.
-    """
+    """Table with one row per token that is not padding: sequence, position, token_id, text (as ``token_texts``)."""
     sequence, position = torch.nonzero(batch.valid.cpu(), as_tuple=True)
     token_id = batch.tokens.cpu()[sequence, position]
     text = token_texts(token_id.unique().tolist(), tokenizer)
@@ -429,8 +413,8 @@ def as_batch(
 def unmasked_padding_text(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase) -> str:
     """Say which sequences begin or end with padding that is read as text, and what to give instead; "" if none does.
 
-    Padding is the tokenizer's pad token, or its EOS if it has none. A single EOS or BOS may belong to the text, and a
-    sequence of nothing else is one.
+    Padding is the tokenizer's pad token, or its EOS. A single EOS or BOS may belong to the text, and a sequence of
+    nothing else is one.
     """
     eos: Any = tokenizer.eos_token_id
     pad: Any = eos if tokenizer.pad_token_id is None else tokenizer.pad_token_id
@@ -456,13 +440,11 @@ def unmasked_padding_text(batch: TokenBatch, tokenizer: PreTrainedTokenizerBase)
 
 
 def count_copies(*batches: TokenBatch) -> int:
-    """Count the rows that are copies of an earlier one in all ``batches``."""
     rows = torch.cat([one.tokens.masked_fill(~one.valid, -1).cpu() for one in batches], dim=1)
     return len(rows) - len(rows.unique(dim=0))
 
 
 def warn_of_copies(*batches: TokenBatch, what: str) -> None:
-    """Log a warning if rows are copies of others in all ``batches``."""
     if n := count_copies(*batches):
         log.warning(
             "%d of %d %s are copies of others, and intervals take each for one of its own, which makes them too narrow;"
@@ -474,7 +456,6 @@ def warn_of_copies(*batches: TokenBatch, what: str) -> None:
 
 
 def refuse_bos_of_ids(given: Iterable[Any], bos: BosCondition) -> None:
-    """Raise InputError if ``bos`` was asked for, and all that is given are token ids."""
     if bos != "auto" and all(isinstance(one, TokenBatch | Tensor | Mapping) for one in given):
         raise InputError(
             f"bos={bos!r} was given beside token ids, which are taken as they are; need texts for it. Leave bos out, "
@@ -598,7 +579,6 @@ def _draw_batch(
     *,
     source: str,
 ) -> TokenBatch:
-    """Draw an ordinary id for each position if ``source`` is "random", and for each sequence if it is "repeated"."""
     _check_batch_size(sequences, length)
     first = bos_ids(tokenizer, bos)
     if generator.device.type != "cpu":
@@ -609,11 +589,10 @@ def _draw_batch(
     ids = torch.tensor(ordinary_ids(tokenizer, vocab_size))
     body = length - len(first)
     draws = 1 if source == "repeated" else body
-    drawn = ids[torch.randint(len(ids), (sequences, draws), generator=generator)].expand(
-        sequences, body
-    )
+    drawn = ids[torch.randint(len(ids), (sequences, draws), generator=generator)]
+    before = torch.tensor([first] * sequences, dtype=torch.int64)
     return TokenBatch(
-        tokens=torch.cat([torch.tensor([first] * sequences, dtype=torch.int64), drawn], dim=1),
+        tokens=torch.cat([before, drawn.expand(-1, body)], dim=1),
         lengths=torch.full((sequences,), length),
         source=source,
         bos=bool(first),

@@ -2,9 +2,8 @@
 
 An adapted layer adds a product of its own to its base layer's. What reads weights would read the base's, the bridge
 cannot split a fused projection that is one, and neurons in front of one would have another column than the one that
-they write. So peft merges the adapters into copies of the adapted layers' weights; all other parameters are the user's
-own. That model does not change; what of it was copied can no longer be followed, so a change of it is refused later
-(``unchanged``).
+they write. So peft merges the adapters into copies of the adapted layers' weights. What of the user's model was copied
+can no longer be followed, so a change of it is refused later (``unchanged``).
 """
 
 import json
@@ -35,11 +34,10 @@ _ADVICE = "Merge it yourself, where the base model is whole: model.merge_and_unl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedModel:
-    """A copy of a model with its adapters merged into its weights, and a record of the model that was copied."""
+    """A copy of a model with its adapters merged into its weights, and a record of the user's model."""
 
     plain: PreTrainedModel
     source: PreTrainedModel
-    """The user's own model."""
     copied: tuple[tuple[str, Tensor], ...]
     """Tensors of the user's model whose values went into the copy."""
     states: Callable[[], object]

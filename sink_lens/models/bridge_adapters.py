@@ -31,7 +31,6 @@ class FusedRowsLinear(nn.Module):
 
     @property
     def weight(self) -> Float[Tensor, "value d_model"]:
-        """The rows of the fused projection's weight; gradients flow back to it."""
         return self._fused[0].weight[self.rows]
 
     @property
@@ -86,7 +85,6 @@ class SharedFalconAdapter(FalconArchitectureAdapter):
 
 
 SHARED = (SharedNeoxAdapter, SharedBloomAdapter, SharedFalconAdapter)
-"""The adapters whose query, key and value weights are the model's own."""
 
 _ADAPTERS = {
     "GPTNeoXForCausalLM": SharedNeoxAdapter,
@@ -95,7 +93,7 @@ _ADAPTERS = {
     "BitNetForCausalLM": HookedBitNetAdapter,
     "PhimoeForCausalLM": PhiMoEArchitectureAdapter,
 }
-"""Architecture -> the adapter that is used in place of TransformerLens's, which may know none by this name."""
+"""Architecture -> the adapter in place of TransformerLens's, which may know none by this name."""
 
 
 def register_adapter(architecture: str) -> str:

@@ -38,7 +38,6 @@ _LOG = logging.getLogger(__name__)
 
 
 def bundled_gguf() -> Path:
-    """Return the path of the default model's GGUF file; raise ModelError if its package is not installed."""
     for path in _default_gguf_paths():
         if path.is_file():
             return path
@@ -145,7 +144,6 @@ def read_header(path: Path) -> Header | None:
 
 
 def read_tokenizer(path: Path) -> "PreTrainedTokenizerBase | None":
-    """Read the tokenizer from a GGUF file, or from a folder's ``tokenizer.json``; None if there is none."""
     if path.suffix == ".gguf":
         from .gguf_conversion import read_gguf_tokenizer
 

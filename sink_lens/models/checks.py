@@ -87,27 +87,20 @@ def check_hooks_fire(
 ) -> None:
     """Raise ModelError if a layer's attention runs beside the bridge's, as a ``forward`` bound to a module does."""
     fired: set[str] = set()
-    hooks: list[Any] = [
-        (f"blocks.{number}.attn.hook_z", lambda x, hook: fired.add(hook.name) or None)
-        for number, block in enumerate(bridge.blocks)
-        if "attn" in block._modules
-    ]
+
+    def note(x: Tensor, hook: Any) -> None:
+        fired.add(hook.name)
+
+    having = [number for number, block in enumerate(bridge.blocks) if "attn" in block._modules]
+    hooks: list[Any] = [(f"blocks.{number}.attn.hook_z", note) for number in having]
     with switch_to_eval_mode(bridge), torch.no_grad():
         bridge.run_with_hooks(probe_tokens(plain), fwd_hooks=hooks, use_cache=False)
     layers: Any = plain.get_submodule(family.layers)
-    own = {
-        number: f"{path} (a {type(module).__qualname__})"
-        if path
-        else f"the layer (a {type(module).__qualname__})"
-        for number, layer in enumerate(layers)
-        for path, module in reversed(list(layer.named_modules()))
-        if "forward" in vars(module)
-    }
-    for number, what in own.items():
-        if (
-            f"blocks.{number}.attn.hook_z" in dict(hooks)
-            and f"blocks.{number}.attn.o.hook_in" not in fired
-        ):
+    for number in having:
+        own = [one for one in layers[number].named_modules() if "forward" in vars(one[1])]
+        if own and f"blocks.{number}.attn.o.hook_in" not in fired:
+            path, module = own[0]
+            what = f"{path or 'the layer'} (a {type(module).__qualname__})"
             raise ModelError(
                 f"hooks in layer {number} of {name} never fire: forward of {what} is a function that keeps another "
                 "module; need modules with the forward of their class. Take it off, and wrap the model again"
@@ -212,7 +205,7 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
             f"the configuration of {name} has architectures {named!r:.60} and auto_map {code!r:.60}; need a list of "
             "names and a table. Fetch it again"
         )
-    for architecture in map(str, named):
+    for architecture in named:
         family_of(TEXT_PART.get(architecture, architecture))
     if fetched := _find_kernel_to_download(config):
         raise ModelError(
@@ -310,12 +303,10 @@ def probe_tokens(model: PreTrainedModel, length: int = 8) -> Int[Tensor, "batch 
 
 
 def relative_error(found: Tensor, expected: Tensor) -> float:
-    """Return the largest relative error of a row of logits."""
     return ((found - expected).norm(dim=-1) / expected.norm(dim=-1)).max().item()
 
 
 def logit_tolerance(dtype: torch.dtype) -> float:
-    """Return the relative error allowed between logits of equal models."""
     return max(1e-5, 8 * torch.finfo(dtype).eps)
 
 

@@ -3,8 +3,7 @@
 Inside a bridge, ``bridge.original_model`` is the Hugging Face model whose parts are the bridge's components: calling it
 fires the hook points. Only the attention is computed by TransformerLens itself, with the whole pattern. Within
 ``delegate_attention``, each attention component calls the Hugging Face module that it wraps, so that the function which
-the configuration names (``AttentionInterface``) computes it. The components get a ``forward`` of their own for the time
-being, and four kinds of hook points are fired here.
+the configuration names (``AttentionInterface``) computes it. Four kinds of hook points are then fired here.
 
 - Queries, keys and values of latent attention: what the module gives to its attention function.
 - Queries, keys and values of a fused projection: parts of its one product.

@@ -1,10 +1,10 @@
 """The neurons of a mixture of experts as a site: each expert's neurons, times the router's weight for the expert.
 
 The experts of transformers keep their weights in one tensor and never show what stands before the down-projection. The
-MLP gets a subclass here with a place for it, ``hook_neurons``. What the MLP adds to the stream is the sum over neurons
-of activation times column, as in a dense MLP, so the site ``neurons`` means what it means elsewhere. Its axis ``d_mlp``
-goes over all experts, ``expert * size + neuron``; experts that a token is not sent to have 0 there. Where experts have
-a bias (gpt-oss), it is one more neuron of each, whose activation is the router's weight.
+MLP gets a subclass here with a place for it, ``hook_neurons``. The MLP's output is the sum over neurons of activation
+times column, as in a dense MLP. The site's axis ``d_mlp`` goes over all experts, ``expert * size + neuron``; experts
+that a token is not sent to have 0 there. Where experts have a bias (gpt-oss), it is one more neuron of each, whose
+activation is the router's weight.
 
 Where layers differ (routed experts beside a shared one, or a dense MLP in some layers), the routed experts' neurons are
 followed by the shared expert's, each times its gate, or the dense MLP's; and by units that are always 0 up to the width
@@ -37,7 +37,7 @@ class _HookedMixture:
     def forward(
         self, hidden_states: Float[Tensor, "batch position d_model"], *args: Any, **kwargs: Any
     ) -> Any:
-        """Compute the MLP's output; that of a token with an edited neuron is computed from the edited neurons."""
+        """Compute the MLP's output; a token with an edited neuron has it from the edited neurons."""
         block: Any = self
         point, given = getattr(block, HOOK), dict[str, Any]()
         if not (point._forward_hooks or point._forward_pre_hooks):
@@ -167,8 +167,8 @@ class Dense(NamedTuple):
 def mlp_submodules(mlp: Any) -> dict[str, Any]:
     """Return an MLP's submodules by name, without those that it lacks.
 
-    ``experts`` holds the routed experts, ``dense`` the projections of the shared expert (or of a dense MLP), and
-    ``gate`` the projection whose sigmoid multiplies the shared expert's output.
+    ``experts`` holds the routed experts, ``dense`` the projections of the shared expert or of a dense MLP, and ``gate``
+    the projection whose sigmoid multiplies the shared expert's output.
     """
     names = mlp.__dict__["names"]
     experts = _unwrapped_module(mlp, "experts")

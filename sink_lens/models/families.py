@@ -4,8 +4,7 @@ To add a family, add a row to ``FAMILIES`` and a tiny random model to ``tests/ti
 
 Two ways to compute the same number (the bridge and the plain module, shared and single forwards, a pass from a later
 layer and a whole one) agree within rounding: 1e-5 of a row's norm in float32, eight times the rounding of a
-half-precision type. Whether they are equal to the last bit hangs on a CPU and its libraries: ``engine.trust`` finds it
-out.
+half-precision type. ``engine.trust`` finds out whether they are equal to the last bit.
 """
 
 import functools

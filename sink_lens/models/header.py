@@ -13,7 +13,7 @@ from .families import TEXT_PART, family_of
 from .family import Family
 
 _BYTES = {"float32": 4, "float64": 8, "float16": 2, "bfloat16": 2}
-_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _NAMES = {
     "n_layers": ("num_hidden_layers", "n_layer", "num_layers"),
     "n_heads": ("num_attention_heads", "n_head", "num_heads"),
@@ -59,7 +59,6 @@ class Header:
     n_vocab: int
     """Numbers in the embedding, and in the unembedding."""
     n_weights: int
-    """Numbers in all weights."""
     d_vocab: int
     has_tokenizer: bool
     architecture: str
@@ -151,6 +150,6 @@ def read_folder_header(folder: Path) -> Header | None:
         n_vocab=n_vocab,
         n_weights=n_weights,
         d_vocab=d_vocab,
-        has_tokenizer=any((folder / name).is_file() for name in _TOKENIZERS),
+        has_tokenizer=any((folder / name).is_file() for name in TOKENIZER_FILES),
         architecture=architecture,
     )

@@ -1,14 +1,13 @@
 """Attention modules that take transformers' attention interface, for classes that write their attention out.
 
-GPT-J, GPT-Neo, Falcon and BLOOM compute scores, softmax and sum themselves, so an attention function registered with
-``AttentionInterface`` is never called, and neither the observed pass (``activations.attention``) nor the cells
-(``engine.layout``) see anything. ``give_attention_interface`` gives their modules a subclass. It computes queries, keys
-and values as its parent does, and calls the registered function where the model's configuration names one; with
-``eager`` and ``sdpa`` the parent runs.
+GPT-J, GPT-Neo, Falcon and BLOOM compute scores, softmax and sum themselves, so neither the observed pass
+(``activations.attention``) nor the cells (``engine.layout``), which register an attention function, see anything.
+``give_attention_interface`` gives their modules a subclass, which computes queries, keys and values as its parent does
+and calls the registered function where the model's configuration names one; with ``eager`` and ``sdpa`` the parent
+runs.
 
 TransformerLens delegates the attention of some families to the module of transformers, and fires the hooks of scores
-and pattern when both were used. ``hook_delegated_attention`` puts the hooks inside the module, so that edits take
-effect.
+and pattern when both were used. ``hook_delegated_attention`` puts the hooks inside, so that edits take effect.
 
 ``watch_attention_inputs`` shows the queries, keys and values that a module gives to its attention function: in latent
 attention no module of its own makes them.
@@ -179,12 +178,11 @@ _CLASSES: dict[type[nn.Module], type[nn.Module]] = {
 
 
 def interfaced_class(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return our subclass of ``kind`` that calls transformers' attention interface; ``kind`` if we have none."""
     return _CLASSES.get(kind, kind)
 
 
 def give_attention_interface(model: PreTrainedModel) -> None:
-    """Change the class of attention modules that ignore the attention interface to a subclass that uses it."""
+    """Change the class of attention modules that ignore the attention interface."""
     for each in model.modules():
         own = _CLASSES.get(type(each))
         if own is None:

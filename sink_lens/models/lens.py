@@ -161,7 +161,6 @@ class LensModel:
 
     @property
     def layers(self) -> nn.ModuleList:
-        """The plain model's decoder layers."""
         layers = self.plain.get_submodule(self.family.layers)
         assert isinstance(layers, nn.ModuleList)
         return layers

@@ -38,7 +38,7 @@ from . import checks
 from .adapters import check_no_adapter
 from .bundled import bundled_gguf, converted_folder
 from .families import TEXT_PART
-from .header import read_folder_header
+from .header import TOKENIZER_FILES, read_folder_header
 from .lens import LensModel
 from .offload import load_parameters_in_turn
 from .private_apis import LENIENT, NAME_OF_CONFIG, set_attention, use_default_attention
@@ -68,7 +68,6 @@ _NOT_COMPUTED = (
 """Entries of a configuration that change no number, or, as the type, are known otherwise."""
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]{0,95}(/[A-Za-z0-9][\w.-]{0,95})?", re.ASCII)
 _DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 
 
 def load(
@@ -201,7 +200,6 @@ def weights_hash(lens: LensModel) -> str:
 
 
 def config_hash(lens: LensModel) -> str:
-    """Return the SHA-256 of the model's class and configuration: with another activation it is another model."""
     told = {
         name: value for name, value in lens.config.to_dict().items() if name not in _NOT_COMPUTED
     }
@@ -324,7 +322,7 @@ def _read_configuration(source: str | Path, *, branch: str = "main") -> PreTrain
 def _load_tokenizer(source: str, *, branch: str) -> PreTrainedTokenizerBase | None:
     options: dict[str, Any] = {LENIENT: False, "revision": branch}
     try:
-        if all(cached_file(source, file, **options) is None for file in _TOKENIZER_FILES):
+        if all(cached_file(source, file, **options) is None for file in TOKENIZER_FILES):
             return None
         found = AutoTokenizer.from_pretrained(source, trust_remote_code=False, revision=branch)
         own = found.init_kwargs.get("model_specific_special_tokens") or {}

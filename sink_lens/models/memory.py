@@ -38,7 +38,7 @@ def used_bytes() -> int:
 
 
 def peak_bytes(device: "torch.device | str") -> int:
-    """Return the peak of GPU memory for a GPU, else of this process's main memory."""
+    """Return the peak of GPU memory for a GPU, else of main memory."""
     import torch
 
     if torch.device(device).type == "cuda":
@@ -57,7 +57,6 @@ def weight_bytes(model: "nn.Module") -> int:
 
 
 def return_freed_memory() -> None:
-    """Return freed memory to the operating system, if the C library has a call for it."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
@@ -125,7 +124,6 @@ def copy_to_device(
 
 
 def copy_lists_to_cpu(lists: "Sequence[list[Tensor]]") -> None:
-    """Replace in place the GPU tensors in these lists by copies on the CPU, many in one transfer."""
     away = [
         (parts, at) for parts in lists for at, part in enumerate(parts) if part.device.type != "cpu"
     ]

@@ -1,15 +1,15 @@
 """The attention function that a model runs: one of transformers, or one of the user's own.
 
 ``AttentionInterface.register(name, function)`` and ``model.set_attn_implementation(name)`` put another function in the
-place of softmax attention; a function may also be put over the name ``sdpa``, or over ``eager_attention_forward`` of a
-file of transformers. A mask is made for it only if ``AttentionMaskInterface`` has one of the same name.
+place of softmax attention; one may also be put over the name ``sdpa``, or over ``eager_attention_forward`` of a file of
+transformers. A mask is made for it only if ``AttentionMaskInterface`` has one of the same name.
 
 **The pattern of such a function** is what it gives for one-hot values: if value ``j`` is 1 in one dimension, this
 dimension of the output is the weight of key ``j``. ``ceil(keys / d_value)`` calls give all weights. They are a pattern
-only if the function is linear in the values, and mixes no dimensions: if the pattern times the values is its output.
+only if the pattern times the values is its output: if the function is linear in the values, and mixes no dimensions.
 
-It has no scores. What hides keys from queries, as an isolated token does, changes the mask that the function is given
-(``with_hidden_keys``); its weights of the hidden keys must then be 0.
+It has no scores. What hides keys from queries changes the mask that the function is given (``with_hidden_keys``); its
+weights of the hidden keys must then be 0.
 """
 
 import functools
@@ -112,9 +112,8 @@ def with_hidden_keys(
 ) -> tuple[Tensor, Bool[Tensor, "batch head query key"]]:
     """Return an attention function's mask as ``hide`` changes it, and True where a key was hidden from a query.
 
-    ``hide`` gets scores of 0 in the shape and type of ``like``, and the least number where the mask hides a key; it is
-    shown what the mask adds as well. A function without a mask sees no later token, or is refused
-    (``checks.check_own_attention``).
+    ``hide`` gets scores of 0 in the shape and type of ``like``, plus what the mask adds, and the least number where it
+    hides a key. A function without a mask sees no later token, or is refused (``checks.check_own_attention``).
     """
     least, seen = torch.finfo(like.dtype).min, mask
     if seen is None:
@@ -145,7 +144,6 @@ def weighted_values(
     pattern: Float[Tensor, "batch head query key"],
     value: Float[Tensor, "batch kv_head key d_value"],
 ) -> Float[Tensor, "batch query head d_value"]:
-    """Return what heads aggregate of values, which they may share, in the layout of transformers."""
     return (pattern @ repeat_kv_heads(value, n_heads=pattern.shape[1])).transpose(1, 2).contiguous()
 
 
@@ -163,5 +161,5 @@ def _is_of_transformers(function: Any) -> bool:
 
 
 def inner_function(function: Any) -> Any:
-    """Return the function of which ``functools.partial`` made this one; any other object itself."""
+    """Return the function of which ``functools.partial`` made this one."""
     return inner_function(function.func) if isinstance(function, functools.partial) else function

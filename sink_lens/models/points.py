@@ -2,8 +2,7 @@
 
 Three sites need one: what a hybrid's mixer adds to the stream (``mixer_out``), the queries of a projection that also
 gives a gate (``q``), and what attention adds where the layer multiplies it (``attn_out`` of Falcon-H1). A point is
-fired behind the component whose output holds the site, with what ``read_site`` makes of the output. What hooks change
-is written back into it.
+fired behind the component whose output holds the site, and what hooks change is written back into the output.
 """
 
 import contextlib

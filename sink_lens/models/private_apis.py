@@ -30,7 +30,6 @@ WRAPPED = (UNCOMPILED, "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
 
 
 def store_of_processes() -> "torch.distributed.distributed_c10d.Store":
-    """Return the store that the processes of ``torch.distributed`` share."""
     return torch.distributed.distributed_c10d._get_default_store()
 
 
@@ -99,12 +98,10 @@ def use_kernel(config: Any, name: str) -> Iterator[None]:
 
 
 def was_loaded(thing: nn.Module | Tensor | None) -> bool:
-    """Check whether ``from_pretrained`` set a module's or parameter's values."""
     return bool(getattr(thing, "_is_hf_initialized", False))
 
 
 def has_own_adapter(model: nn.Module) -> bool:
-    """Check whether an adapter was put on a model by its own ``add_adapter``."""
     return bool(getattr(model, "_hf_peft_config_loaded", False))
 
 
@@ -144,7 +141,6 @@ def is_processed(bridge: TransformerBridge) -> bool:
 
 
 def name_in_plain_model(path: str) -> str:
-    """Return a module's or parameter's name in the Hugging Face model, from its name in the bridge."""
     return path.replace("._original_component", "").replace("_original_component.", "")
 
 

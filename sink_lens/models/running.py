@@ -4,9 +4,9 @@ A pass puts hooks on modules, and for its time gives them another attention func
 once would read each other's edits. A model therefore has one lock, which all lenses on it share, and a pass holds it.
 
 If an edit, a reading or a hook asked for another pass of the same model, a lock that belongs to a thread would wait for
-itself: cells run on threads of a pool, and the pool's caller holds the lock. So who is inside a pass is kept in a
-context variable, which the pool's threads inherit (``engine.threads``), and such a pass is refused. Between the passes
-of a block the same caller may run another one, and ``alone`` keeps those of the pool's threads apart.
+itself: cells run on threads of a pool, whose caller holds the lock. So who is inside a pass is kept in a context
+variable, which the pool's threads inherit (``engine.threads``), and such a pass is refused. Between the passes of a
+block the same caller may run another one; ``alone`` keeps those of the pool's threads apart.
 """
 
 import contextlib
@@ -136,7 +136,6 @@ def prepare_passes(lens: LensModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def switch_to_eval_mode(model: nn.Module) -> Iterator[None]:
-    """Put every module of a model or bridge in eval mode within the block."""
     waiting: list[nn.Module | None] = [model]
     if isinstance(model, TransformerBridge):  # it also runs modules that are not its submodules
         waiting.append(model.original_model)
@@ -151,7 +150,6 @@ def switch_to_eval_mode(model: nn.Module) -> Iterator[None]:
 
 
 def without_compiled_forwards(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Within the block, modules that ``compile`` was called on run their uncompiled forward."""
     return disable_settings(list(map(vars, model.modules())), COMPILED)
 
 

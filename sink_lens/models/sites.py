@@ -260,7 +260,6 @@ _OTHER_NAMES = {
 
 
 def unknown_site_error(name: str) -> SiteError:
-    """Return the error for an unknown site name, which says which site the name of a hook point is."""
     short = re.sub(r"^(blocks\.\d+\.)?((attn|mlp)\.)?(hook_)?", "", name)
     pattern = re.sub(r"^blocks\.\d+\.", "blocks.{layer}.", name)
     # z before z_raw

@@ -2,13 +2,13 @@
 
 A lens has two paths that share one set of parameters, and facts about them that were found once. Whoever exchanges a
 part of the model (an adapter, ``load_state_dict(assign=True)``, a resized embedding, another module, a hook) exchanges
-it on one path, so that the two paths are two models from then on, and each gives numbers without a word. To take the
-change in would be to wrap again, which drops the hooks that the user has put on the bridge. So it is refused.
+it on one path, so that the two are two models from then on. To take the change in would be to wrap again, which drops
+the hooks that the user has put on the bridge. So it is refused.
 
 **What may change.** Values in place: both paths hold the same tensors. A parameter, for one of the same values. Train
 and eval mode, gradients on and off, ``compile`` (passes run uncompiled), one exact attention kernel for another,
-settings that no number hangs on, gradient checkpointing. Hooks at the bridge's hook points, and those of the libraries
-that put them on a module by themselves (``_LIBRARIES``).
+settings that no number hangs on, gradient checkpointing. Hooks at the bridge's hook points, and those that libraries
+put on a module by themselves (``_LIBRARIES``).
 
 **What is watched**, on the plain model, inside the bridge, and on the user's own model where it has adapters, is one
 list of facts. Each is read again before a pass, in C: walking the modules takes a hundred times as long. Weights that
@@ -144,7 +144,6 @@ class ModelRecord:
         return TensorValues(self._plain)
 
     def versions(self) -> list[int]:
-        """Return how often each tensor was changed in place, as far as torch counts it."""
         return list(map(n_in_place_changes, self._subjects["form"]))
 
     def has_shared_views(self) -> bool:

@@ -69,7 +69,7 @@ class AttentionWeights:
         return torch.cat([found[..., :width] / divisor, found[..., width:]], dim=-1)
 
     def values(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch kv_head d_value"]:
-        """Return each key-value head's values, without bias, for inputs ``x`` of the attention."""
+        """Return each key-value head's values, without bias."""
         w_v = self.w_v.to(x.device, x.dtype)
         found = einsum(x, w_v, "... d_model, kv_head d_value d_model -> ... kv_head d_value")
         if self.latent is None:
@@ -87,7 +87,6 @@ class KeyValueLatent:
     """Dimensions of a head's key that the latent makes; the others are rotated, and the same in all heads."""
 
     def latent_rms(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
-        """Return the root mean square by which the norm divides the latent."""
         found = x.float() @ self.w_down.to(x.device).float().T
         return (found.square().mean(-1) + self.eps).sqrt()
 
@@ -196,7 +195,6 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
 
 
 def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
-    """Return the weights of a latent attention."""
     family, d_value = lens.family, lens.d_value
     of_latent, rotated = module.qk_nope_head_dim, module.qk_rope_head_dim
 
@@ -312,7 +310,6 @@ def _mixture_weights(mlp: Any, *, width: int) -> MlpWeights:
 
 
 def norm_weights(lens: LensModel, *, layer: int, which: NormName) -> Norm | None:
-    """Return the norm ``which`` of a layer; None if the family has no such norm."""
     family, width = lens.family_of_layer(layer), lens.d_model
     path: str | None = getattr(family, which)
     if which in ("q_norm", "k_norm"):

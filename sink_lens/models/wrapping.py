@@ -63,11 +63,10 @@ def wrap(
 
     Parameters and buffers are shared with the object (a bridge's buffers are copied), so that changes of their values
     reach the lens; any other change of the object is refused at the next call (``unchanged``). A Hugging Face model
-    becomes ``.plain`` unchanged, but for attention modules that do not take transformers' attention interface
-    (``interfaced``) and for routed experts (``experts``), whose classes become subclasses of theirs. A bridge becomes
-    ``.bridge``, and ``.plain`` is rebuilt from its parameters. A GPT-NeoX bridge that TransformerLens built keeps
-    copies of its fused projections; ``notes`` then says so. An object in training mode stays in it, but every
-    measurement runs in eval mode.
+    becomes ``.plain``, with subclasses for attention modules that do not take transformers' attention interface
+    (``interfaced``) and for routed experts (``experts``). A bridge becomes ``.bridge``, and ``.plain`` is rebuilt from
+    its parameters; one of GPT-NeoX that TransformerLens built keeps copies of its fused projections, as ``notes`` then
+    says. An object in training mode stays in it, but every measurement runs in eval mode.
 
     A model with adapters of peft (a ``PeftModel``, or adapter layers inside) is measured as a copy into which they are
     merged (``adapters``): that takes the memory of the adapted layers once more, which a warning says first.

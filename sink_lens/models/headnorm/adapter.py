@@ -1,14 +1,13 @@
 """The TransformerLens adapter of ``HeadNormForCausalLM``: Llama's adapter with the variants of the attention.
 
-The stock attention is computed step by step, and the variants change three steps: the softmax can become a sigmoid; the
-learned sink logits use the name ``sinks``, which the stock attention knows from gpt_oss; and a norm or gate can come
-before W_O. In every variant the hook of the scores carries the masked scores and the hook of the pattern the attention
-weights. The aggregated values before norm and gate are at ``blocks.{layer}.attn.head_out.hook_in``, and after them at
-``hook_z``.
+The variants change three steps of the stock attention: the softmax can become a sigmoid; the learned sink logits use
+the name ``sinks``, which it knows from gpt_oss; and a norm or gate can come before W_O. In every variant the hook of
+the scores carries the masked scores and that of the pattern the attention weights. The aggregated values before norm
+and gate are at ``blocks.{layer}.attn.head_out.hook_in``, and after them at ``hook_z``.
 
 After ``import sink_lens.models.headnorm.adapter``, ``TransformerBridge.boot_transformers("folder")`` opens a saved
-model. The package's entry point alone does not suffice: TransformerLens reads it only after it has looked the
-architecture up in ``SUPPORTED_ARCHITECTURES``, and transformers must know the configuration.
+model. The package's entry point does not suffice: TransformerLens reads it only after it has looked the architecture up
+in ``SUPPORTED_ARCHITECTURES``, and transformers must know the configuration.
 """
 
 from typing import Any

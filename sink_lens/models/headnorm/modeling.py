@@ -161,13 +161,11 @@ class HeadNormAttention(LlamaAttention):
     def key_bias_scores(
         self, query: Float[Tensor, "batch position head d_head"]
     ) -> Float[Tensor, "batch head position"] | None:
-        """Compute the score of each query (before rotation) with the key bias, if there is one."""
         if self.key_bias is None:
             return None
         return (query * self.key_bias).sum(-1).transpose(1, 2) * self.scaling
 
     def scaling_positions(self, position_ids: Tensor | None) -> Tensor | None:
-        """Return the position ids by which the heads' output is scaled; None if the variant does not scale it."""
         if self.config.value_norm != "position":
             return None
         if position_ids is None:
