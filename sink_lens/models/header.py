@@ -29,16 +29,10 @@ _NAMES = {
 def axis_sizes(model: Any, axes: str, *, n_positions: int) -> tuple[int, ...]:
     """Return the size of each axis of a site after the axis of sequences, the smallest if layers differ."""
     sizes = dict.fromkeys(("position", "query", "key"), n_positions)
-    sizes |= {
-        "head": model.n_heads,
-        "kv_head": model.n_kv_heads,
-        "d_model": model.d_model,
-        "d_head": model.d_head,
-        "d_value": model.d_value,
-        "d_mlp": model.d_mlp,
-    }
+    sizes |= {"head": model.n_heads, "kv_head": model.n_kv_heads}
     sizes |= zip(("d_q_latent", "d_kv_latent"), model.d_latents, strict=True)
-    return tuple(sizes[axis] for axis in axes.split()[1:])
+    names = axes.split()[1:]
+    return tuple(sizes[name] if name in sizes else getattr(model, name) for name in names)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,15 +208,14 @@ def use_attention(model: PreTrainedModel, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replace_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    before = module.__dict__.get("forward")
-    object.__setattr__(module, "forward", forward)
+    own = vars(module)
+    before, own["forward"] = own.get("forward"), forward
     try:
         yield
     finally:
-        if before is None:
-            object.__delattr__(module, "forward")
-        else:
-            object.__setattr__(module, "forward", before)
+        del own["forward"]
+        if before is not None:
+            own["forward"] = before
 
 
 See = Callable[[Literal["q", "k", "v"], Tensor], Tensor]

@@ -43,9 +43,10 @@ class AttentionFunction:
     function: Callable[..., Any] | None
     mask: Callable[..., Any] | None
 
-    def of_values(self, *given: Any, **more: Any) -> Callable[[Tensor], Tensor]:
-        """Return the function of the values; ``given`` is module, query, key, and what is behind the values."""
-        module, query, key, *others = given
+    def of_values(
+        self, module: nn.Module, query: Tensor, key: Tensor, *others: Any, **more: Any
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the function of the values alone; ``others`` are what is behind them."""
 
         def attend(values: Tensor) -> Tensor:
             assert self.function is not None  # else the class computes attention itself

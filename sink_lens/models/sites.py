@@ -26,6 +26,8 @@ _PARTS = {
     "key": "key",
 }
 """Axis of a site -> what an edit, a sweep or a patch chooses from on it; any other axis has units."""
+Side = Literal["input", "output", "inside"]
+Part = Literal["whole", "q", "k", "v", "gate", "up", "heads"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,16 +36,17 @@ class Address:
 
     module: str
     """Path of the submodule from the layer ("" is the layer), or from the model if ``Site.per_layer`` is false."""
-    side: Literal["input", "output", "inside"]
+    side: Side
     """Inside, it is what the module gives to its attention function (``interfaced.watch_attention_inputs``)."""
-    part: Literal["whole", "q", "k", "v", "gate", "up", "heads"] = "whole"
+    part: Part = "whole"
     """The part of a fused projection, or that the tensor is viewed by heads."""
     scale: float = 1.0
     """Factor of the submodule's tensor in the site's."""
 
 
-def _join_path(*parts: str | None) -> str:
-    return ".".join(part for part in parts if part)
+def _at(side: Side, *path: str | None, part: Part = "whole", scale: float = 1.0) -> Address:
+    module = ".".join(name for name in path if name)
+    return Address(module=module, side=side, part=part, scale=scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,60 +81,56 @@ class Site:
     def address(self, family: Family) -> Address | None:
         """Return where a family's plain model has this site; None if no module has it."""
         match self.name:
-            case "resid_pre" | "resid_post":
-                return Address(module="", side="input" if self.name == "resid_pre" else "output")
+            case "resid_pre":
+                return _at("input")
+            case "resid_post":
+                return _at("output")
             case "attn_in":
-                return Address(module=family.attention, side="input")
+                return _at("input", family.attention)
             case "q_latent" | "kv_latent":
                 norm: str | None = getattr(family, self.name)
-                if norm is None:
-                    return None
-                return Address(module=_join_path(family.attention, norm), side="output")
+                return None if norm is None else _at("output", family.attention, norm)
+            case "q" | "k" | "v" if family.kv_latent is not None:
+                return _at("inside", family.attention, part=self.name)
             case "q" | "k" | "v":
-                if family.kv_latent is not None:
-                    return Address(module=family.attention, side="inside", part=self.name)
-                path = _join_path(family.attention, getattr(family, self.name))
                 part = "whole" if family.normed_qkv else self.name
-                return Address(module=path, side="output", part=part)
+                return _at("output", family.attention, getattr(family, self.name), part=part)
             case "z_raw" if family.gated_q:
                 return None
             case "z_raw" if family.head_out is not None:
                 part = "heads" if family.head_norm_flat else "whole"
-                path = _join_path(family.attention, family.head_out)
-                return Address(module=path, side="input", part=part)
+                return _at("input", family.attention, family.head_out, part=part)
             case "z" | "z_raw":
-                path = _join_path(family.attention, family.o)
-                return Address(module=path, side="input", part="heads")
+                return _at("input", family.attention, family.o, part="heads")
             case "attn_out":
-                o = family.o if family.adds_inside else None
-                module = family.attn_post_norm or _join_path(family.attention, o)
-                return Address(module=module, side="output", scale=family.attn_multiplier)
+                path = (family.attention, family.o if family.adds_inside else None)
+                if family.attn_post_norm is not None:
+                    path = (family.attn_post_norm,)
+                return _at("output", *path, scale=family.attn_multiplier)
             case "mixer_out" if family.mixer is not None:
-                return Address(module=family.mixer, side="output", scale=family.mixer_multiplier)
+                return _at("output", family.mixer, scale=family.mixer_multiplier)
             case "mlp_in":
-                return Address(module=family.mlp or _join_path(family.up), side="input")
+                return _at("input", family.mlp or family.up)
             case "gate" | "up":
-                path = family.gate if self.name == "gate" else family.up
+                name = family.gate if self.name == "gate" else family.up
                 part = self.name if family.gate_up_fused else "whole"
-                if path is None:
-                    return None
-                return Address(module=_join_path(family.mlp, path), side="output", part=part)
+                return None if name is None else _at("output", family.mlp, name, part=part)
             case "neurons" if family.experts is not None:
-                return Address(module=_join_path(family.mlp, EXPERTS_HOOK), side="output")
+                return _at("output", family.mlp, EXPERTS_HOOK)
             case "neurons" if family.down is not None:
-                return Address(module=_join_path(family.mlp, family.down), side="input")
+                return _at("input", family.mlp, family.down)
             case "down_out":  # of all experts together, the MLP's
-                return Address(module=_join_path(family.mlp, family.down), side="output")
+                return _at("output", family.mlp, family.down)
             case "mlp_out":
-                module = family.mlp_post_norm or family.mlp or _join_path(family.down)
+                path = (family.mlp_post_norm or family.mlp or family.down,)
                 if family.adds_inside:
-                    module = _join_path(family.mlp, family.down)
+                    path = (family.mlp, family.down)
                 scale = 1.0 if family.mlp_multiplies else family.mlp_multiplier
-                return Address(module=module, side="output", scale=scale)
+                return _at("output", *path, scale=scale)
             case "per_layer_out" if family.per_layer is not None:
-                return Address(module=family.per_layer, side="output")
+                return _at("output", family.per_layer)
             case "final":
-                return Address(module=family.final_norm, side="output")
+                return _at("output", family.final_norm)
         return None
 
     def hook_name(self, layer: int) -> str:

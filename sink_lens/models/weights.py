@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -18,6 +19,7 @@ from .lens import LensModel, check_layers_have_attention
 from .offload import in_memory
 from .packed import check_not_packed, weight_and_bias
 from .running import check_unchanged
+from .sites import Address, read_site
 
 NormName = Literal["attn_norm", "attn_post_norm", "mlp_norm", "mlp_post_norm", "q_norm", "k_norm"]
 
@@ -143,12 +145,9 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     check_unchanged(lens)
     check_layers_have_attention(lens, [layer], what="weights of an attention")
     family, module = lens.family, lens.layer(layer).get_submodule(lens.family.attention)
-
-    def projection(name: str) -> tuple[Tensor, Tensor]:
-        return weight_and_bias(module.get_submodule(name), dtype=lens.dtype)
-
     if family.kv_latent is not None:
-        return _latent_weights(lens, module)
+        return _latent_weights(lens, module, layer=layer)
+    sizes, paths = lens.head_sizes(layer), [family.q, family.k, family.v]
     if family.normed_qkv:
         source = layer_of_keys(lens.config, layer=layer)
         if source != layer:
@@ -156,45 +155,25 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
                 f"layer {layer} of {lens.name} attends to the keys and values of layer {source}; ask for it"
             )
         both = "v_proj" if getattr(module, "v_proj", None) is not None else "k_proj"
-        pairs = [projection(name) for name in ("q_proj", "k_proj", both)]
-    elif family.qkv_layout == "separate":
-        pairs = [projection(name) for name in (family.q, family.k, family.v)]
-        if family.gated_q:
-            w_q, b_q = (
-                one.unflatten(0, (lens.n_heads, 2, -1))[:, 0].flatten(0, 1) for one in pairs[0]
-            )
-            pairs[0] = w_q, b_q
-    else:
-        weight, bias = projection(family.q)
-        if family.qkv_layout == "contiguous":
-            widths = [lens.n_heads * lens.d_head, *[lens.n_kv_heads * lens.d_head] * 2]
-            pairs = list(zip(weight.split(widths), bias.split(widths), strict=True))
-        else:
-            parts = {"part": 3, "head": lens.n_heads}
-            weight = rearrange(
-                weight, "(head part d_head) d_model -> part (head d_head) d_model", **parts
-            )
-            bias = rearrange(bias, "(head part d_head) -> part (head d_head)", **parts)
-            pairs = list(zip(weight, bias, strict=True))
-    (w_q, b_q), (w_k, b_k), (w_v, b_v) = pairs
-    w_o, b_o = projection(family.o)
-    by_head, d_head = (
-        "(head d_head) d_model -> head d_head d_model",
-        lens.head_sizes(layer)["d_head"],
-    )
-    return AttentionWeights(
-        w_q=rearrange(w_q, by_head, d_head=d_head),
-        w_k=rearrange(w_k, by_head, d_head=d_head),
-        w_v=rearrange(w_v, by_head, d_head=d_head),
-        w_o=rearrange(w_o, "d_model (head d_head) -> head d_head d_model", d_head=d_head),
-        b_q=b_q.unflatten(0, (-1, d_head)),
-        b_k=b_k.unflatten(0, (-1, d_head)),
-        b_v=b_v.unflatten(0, (-1, d_head)),
-        b_o=b_o,
-    )
+        paths = ["q_proj", "k_proj", both]
+
+    def by_head(path: str, part: Literal["q", "k", "v"]) -> tuple[Tensor, Tensor]:
+        weight, bias = weight_and_bias(module.get_submodule(path), dtype=lens.dtype)
+        address = Address(module="", side="output", part=part)
+        read = partial(read_site, address=address, family=family, batch=1, **sizes)
+        w = rearrange(read(weight.T[None]), "1 d_model head d_head -> head d_head d_model")
+        if family.gated_q or family.qkv_layout == "interleaved":  # else it is a view without gaps
+            w = w.contiguous()
+        return w, read(bias[None, None])[0, 0]
+
+    w_q, b_q = by_head(paths[0], "q")
+    w_k, b_k = by_head(paths[1], "k")
+    w_v, b_v = by_head(paths[2], "v")
+    w_o, b_o = output_weights(lens, layer=layer)
+    return AttentionWeights(w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o)
 
 
-def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
+def _latent_weights(lens: LensModel, module: Any, *, layer: int) -> AttentionWeights:
     family, d_value = lens.family, lens.d_value
     of_latent, rotated = module.qk_nope_head_dim, module.qk_rope_head_dim
 
@@ -220,12 +199,12 @@ def _latent_weights(lens: LensModel, module: Any) -> AttentionWeights:
         gain = _read_norm(module.get_submodule(family.q_latent), lens).gain
         w_q = (weight(FROM_LATENT["q_latent"]) * gain) @ w_q
     passed, turned = w_q.unflatten(0, (lens.n_heads, -1)).split([of_latent, rotated], dim=1)
-    w_o, b_o = weight_and_bias(module.get_submodule(family.o), dtype=lens.dtype)
+    w_o, b_o = output_weights(lens, layer=layer)
     return AttentionWeights(
         w_q=torch.cat([passed, unrotated(turned)], dim=1),
         w_k=w_k,
         w_v=w_v,
-        w_o=rearrange(w_o, "d_model (head d_value) -> head d_value d_model", d_value=d_value),
+        w_o=w_o,
         b_q=w_k.new_zeros(w_k.shape[:2]),
         b_k=w_k.new_zeros(w_k.shape[:2]),
         b_v=w_v.new_zeros(w_v.shape[:2]),
