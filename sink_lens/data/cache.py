@@ -102,7 +102,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
             is_plain_file_name(name) and type(one["bytes"]) is int and type(one["sha256"]) is str
             for name, one in names.items()
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return manifest if believed and names else None
 

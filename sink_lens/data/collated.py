@@ -93,7 +93,11 @@ def texts_of_rows(
         raise InputError(
             f"tokens are {type_and_shape(tokens)}; need two axes, sequence and position"
         )
-    real = _real_tokens(tokens, mask)
+    real = torch.ones_like(tokens, dtype=torch.bool)
+    if mask is not None:
+        packed = "For texts that are packed into rows give position_ids"
+        _check_shape(tokens, "attention_mask", mask, way_out=packed)
+        real = mask_of_tokens(mask)
     known = {name: one for name, one in places.items() if one is not None}
     rows, starts, lengths = (
         _packed_texts(known, tokens=tokens, real=real) if known else _padded_texts(real)
@@ -154,14 +158,6 @@ def _packed_texts(
             "as a sequence does. Leave out what continues another row"
         )
     return rows, starts, lengths
-
-
-def _real_tokens(tokens: Tensor, mask: Tensor | None) -> Bool[Tensor, "batch packed"]:
-    if mask is None:
-        return torch.ones_like(tokens, dtype=torch.bool)
-    packed = "For texts that are packed into rows give position_ids"
-    _check_shape(tokens, "attention_mask", mask, way_out=packed)
-    return mask_of_tokens(mask)
 
 
 def mask_of_tokens(mask: Tensor) -> Bool[Tensor, "batch packed"]:

@@ -76,7 +76,6 @@ def by_text(
     given: Given | None,
     *,
     axes: Sequence[str] = ("position",),
-    first: int = 0,
 ) -> Shaped[Tensor, "batch ..."]:
     """Return values that lie where their tokens were given, with a row per text; the inverse of ``as_given``.
 
@@ -84,13 +83,10 @@ def by_text(
     """
     if given is None:
         return values
-    row, column = (
-        one.to(values.device)
-        for one in (given.index // given.shape[1], given.index % given.shape[1])
-    )
-    row, here = row.clamp(min=0), column[:, first:] - first
+    index, columns = given.index.to(values.device), given.shape[1]
+    row, column = (index // columns).clamp(min=0), index % columns
     at = 1 + axes.index("position")
-    values = values.movedim(at, 1)[row[:, first:], here].movedim(1, at)
+    values = values.movedim(at, 1)[row, column].movedim(1, at)
     if "key" in axes:
         at = 1 + axes.index("key")
         values = values.movedim(at, 1)[torch.arange(len(column))[:, None], column].movedim(1, at)

@@ -6,7 +6,6 @@ they write. So peft merges the adapters into copies of the adapted layers' weigh
 can no longer be followed, so a change of it is refused later (``unchanged``).
 """
 
-import json
 import logging
 import sys
 import warnings
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import ModelError, first_line_of_error
+from ..files import parse_json
 from ..text import size_text
 from .checks import logit_tolerance, probe_tokens, relative_error
 from .memory import copy_sharing_tensors, weight_bytes
@@ -148,8 +148,8 @@ def check_no_adapter(folder: Path) -> None:
     if not file.is_file():
         return
     try:
-        config = dict(json.loads(file.read_text("utf-8")))
-    except (ValueError, TypeError, OSError, RecursionError):
+        config = dict(parse_json(file.read_text("utf-8")))
+    except (ValueError, TypeError, OSError):
         config = {}
     base = str(config.get("base_model_name_or_path") or "its base model")
     raise ModelError(

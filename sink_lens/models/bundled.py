@@ -76,7 +76,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
             f"{gguf} has SHA-256 {digest[:12]}...; need {_DEFAULT_SHA256[:12]}.... "
             f"It is damaged or of another version. Run: {again}"
         )
-    folder = _models_folder() / digest
+    folder = cache_folder() / "models" / digest
     if _describe_damage(folder) is None:
         return folder
     try:
@@ -114,7 +114,7 @@ def find_local_model(name: str) -> Path | None:
 
     path = Path(os.path.realpath(path))
     check_is_gguf(path)
-    folder = _models_folder() / sha256_of(path)
+    folder = cache_folder() / "models" / sha256_of(path)
     return folder if _describe_damage(folder) is None else path
 
 
@@ -175,7 +175,3 @@ def _describe_damage(folder: Path) -> str | None:
     if manifest is None or manifest.get("format") != _FORMAT:
         return f"no whole {MANIFEST} of this version"
     return describe_damage(folder, manifest)
-
-
-def _models_folder() -> Path:
-    return cache_folder() / "models"

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from safetensors import SafetensorError
 from torch import Tensor
 from transformer_lens.model_bridge import TransformerBridge
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from ..errors import ModelError, SiteError, first_line_of_error
 from ..files import is_plain_file_name, parse_json, refuse_pipes_in
@@ -122,7 +122,7 @@ def check_model_folder(folder: Path) -> None:
         )
     try:
         config = parse_json(config_file.read_text("utf-8"))
-    except (ValueError, OSError, RecursionError) as error:
+    except (ValueError, OSError) as error:
         raise ModelError(
             f"{config_file} cannot be read ({error}); need the file as save_pretrained wrote it"
         ) from error
@@ -150,7 +150,7 @@ def _check_index(folder: Path) -> None:
             lost = sorted(
                 name for name in files if name not in away and not (folder / str(name)).is_file()
             )
-        except (ValueError, OSError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, OSError, KeyError, TypeError, AttributeError) as error:
             raise ModelError(
                 f"{index} cannot be read ({type(error).__name__}: {error}); need the file as save_pretrained wrote it"
             ) from error
@@ -247,8 +247,8 @@ def _find_kernel_to_download(config: Any, *, depth: int = 0) -> str | None:
     return None
 
 
-def check_checkpoint_class(model: PreTrainedModel, *, config: PreTrainedConfig) -> None:
-    named = config.architectures or []
+def check_checkpoint_class(model: PreTrainedModel) -> None:
+    named = model.config.architectures or []
     if named and type(model).__name__ not in named:
         raise ModelError(
             f"the checkpoint was written by {named[0]} and transformers opened it as {type(model).__name__}; "

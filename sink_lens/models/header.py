@@ -112,7 +112,6 @@ def read_folder_header(folder: Path) -> Header | None:
         KeyError,
         TypeError,
         AttributeError,
-        RecursionError,
         SafetensorError,
     ):
         return None

@@ -162,11 +162,9 @@ def load(
     except Exception as error:  # transformers raises many kinds
         raise ModelError(_load_error_text(name, folder, error)) from error
     plain, info = loaded
-    if (
-        scratch is not None
-    ):  # what experts' weights are written to in the layout that the class reads
+    if scratch is not None:  # experts' weights are written to it in the layout of the class
         weakref.finalize(plain, shutil.rmtree, scratch, ignore_errors=True)
-    checks.check_checkpoint_class(plain, config=plain.config)
+    checks.check_checkpoint_class(plain)
     checks.check_checkpoint_keys(info, name=name)
     plain = extract_language_model(plain)
     beside_images = [one for one in config.get("architectures") or () if one in TEXT_PART]

@@ -18,7 +18,15 @@ def logits_from_states(lens: LensModel, states: Tensor, *, wide: bool = False) -
 
     With ``wide`` the product is in float32 too: in a 16-bit type the largest logits often tie.
     """
-    logits = _wide_uncapped_logits(lens, states) if wide else uncapped_logits(lens, states)
+    if wide:
+        head = lens.plain.get_output_embeddings()
+        assert head is not None
+        weight, bias = weight_and_bias(head, dtype=lens.dtype)
+        states = states.to(weight.device, torch.float32)
+        parts = [states @ rows.float().T for rows in weight.split(_ROWS)]
+        logits = _scale_logits(lens, torch.cat(parts, dim=-1) + bias.float())
+    else:
+        logits = uncapped_logits(lens, states)
     cap = setting_of(lens.config, "final_logit_softcapping")
     return logits if cap is None else (logits / cap).tanh() * cap
 
@@ -28,15 +36,6 @@ def uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
     head = lens.plain.get_output_embeddings()
     assert head is not None
     return _scale_logits(lens, head(states).float())
-
-
-def _wide_uncapped_logits(lens: LensModel, states: Tensor) -> Tensor:
-    head = lens.plain.get_output_embeddings()
-    assert head is not None
-    weight, bias = weight_and_bias(head, dtype=lens.dtype)
-    wide = states.to(weight.device, torch.float32)
-    parts = [wide @ rows.float().T for rows in weight.split(_ROWS)]
-    return _scale_logits(lens, torch.cat(parts, dim=-1) + bias.float())
 
 
 def _scale_logits(lens: LensModel, product: Tensor) -> Tensor:

@@ -93,18 +93,15 @@ def wrap(
     note = adapters.injected_adapters_note(model) if model is given else None
     model = extract_language_model(model)
     family = checks.checked_family(model)
-    name = name or _name_of_source(model) or family.architecture
+    source = source_of_config(model.config)
+    if re.fullmatch("[0-9a-f]{64}", Path(source).name):  # a hash, of a file that was converted
+        source = ""
+    name = name or source or family.architecture
     if note is not None:
         _LOG.warning("%s", note)
     notes = () if note is None else (note,)
     with take_turn_to_wrap(model.base_model, name=name):
         return assemble_lens(model, tokenizer=tokenizer, family=family, name=name, notes=notes)
-
-
-def _name_of_source(model: PreTrainedModel) -> str:
-    """Return the name or folder that a model was read from; "" if it is a hash, as a converted file's is."""
-    source = source_of_config(model.config)
-    return "" if re.fullmatch("[0-9a-f]{64}", Path(source).name) else source
 
 
 def extract_language_model(model: PreTrainedModel) -> PreTrainedModel:

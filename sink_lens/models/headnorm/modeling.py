@@ -9,7 +9,7 @@ import math
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import initialization
 from transformers.cache_utils import Cache
@@ -42,16 +42,6 @@ _WITH_SINKS = ("sink_logit", "off_by_one")
 """Attentions with a logit in the denominator of the softmax that belongs to no key."""
 
 
-def scale_by_position(
-    z: Float[Tensor, "batch position head d_head"], positions: Int[Tensor, "#batch position"]
-) -> Float[Tensor, "batch position head d_head"]:
-    """Multiply ``z`` by ``sqrt(position + 1)``: averaging t independent values divides their deviation by sqrt(t).
-
-    The idea is from arXiv 2602.05927 (variance calibration); the formula is ours.
-    """
-    return z * (positions + 1).to(torch.float32).sqrt().to(z.dtype)[..., None, None]
-
-
 class StreamWriter(nn.Linear):
     """A projection whose output is added to the residual stream; its initial weights are smaller."""
 
@@ -72,7 +62,9 @@ class HeadOutput(nn.Module):
         """
         z = z_raw if norm is None else norm(z_raw)
         if positions is not None:
-            z = scale_by_position(z, positions)
+            # averaging t independent values divides their deviation by sqrt(t); the idea is from arXiv 2602.05927
+            # (variance calibration), the formula is ours
+            z = z * (positions + 1).to(torch.float32).sqrt().to(z.dtype)[..., None, None]
         if gate is not None:
             z = z * gate.sigmoid().unflatten(-1, (z.shape[-2], -1))
         return z.flatten(-2)
