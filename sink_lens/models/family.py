@@ -1,7 +1,7 @@
 """One decoder architecture: the paths of its parts in the Hugging Face module, and its conventions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 EXPERTS_HOOK = "hook_neurons"
@@ -158,11 +158,6 @@ class Family:
         found = ("q",) if self.gated_q else ()
         found += ("attn_out",) if self.beside else ()
         return found if self.mixer is None else (*found, "mixer_out")
-
-    @property
-    def row_without_attention(self) -> "Family":
-        """The row for a hybrid's layers without attention."""
-        return replace(self, **self.in_mixer_layers) if self.in_mixer_layers else self
 
     @property
     def plain_kernel(self) -> str:

@@ -1,7 +1,7 @@
 """``LensModel``: one set of weights, as a TransformerLens bridge and a Hugging Face module; checks of its layers."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from operator import mul
 from typing import Any, NoReturn
@@ -90,21 +90,21 @@ class LensModel:
         return head_sizes(self.config, family=self.family, layer=layer)
 
     def _smallest_size(self, name: str) -> int:
-        return min(self.head_sizes(layer)[name] for layer in self._differing_layers)
+        return min(self.head_sizes(layer)[name] for layer in self._layers_to_compare)
 
     @property
-    def _differing_layers(self) -> range:
+    def _layers_to_compare(self) -> range:
         return range(self.n_layers if self.family.own_sizes else 1)
 
     def has_differing_sizes(self, axes: str) -> bool:
         """Check whether layers differ in the size of one of these axes."""
-        sizes = {self.axis_sizes(axes, n_positions=1, layer=one) for one in self._differing_layers}
+        sizes = {self.axis_sizes(axes, n_positions=1, layer=one) for one in self._layers_to_compare}
         return len(sizes) > 1
 
     @property
     def d_mlp(self) -> int:
         """The smallest number of neurons in an MLP, over all its experts; 0 if the model has no site ``neurons``."""
-        return min(map(self.n_neurons, self._differing_layers))
+        return min(map(self.n_neurons, self._layers_to_compare))
 
     def n_neurons(self, layer: int) -> int:
         """Return the number of neurons in a layer's MLP, over all experts; 0 if the model has no site ``neurons``."""
@@ -219,9 +219,10 @@ class LensModel:
 
     def family_of_layer(self, layer: int) -> Family:
         """Return the family's row for one layer; a hybrid's layer without attention has a row of its own."""
-        if not self.family.in_mixer_layers or layer in self.attention_layers:
+        changed = self.family.in_mixer_layers
+        if not changed or layer in self.attention_layers:
             return self.family
-        return self.family.row_without_attention
+        return replace(self.family, **changed)
 
     def layer(self, index: int) -> nn.Module:
         """Return one decoder layer of the plain model."""
