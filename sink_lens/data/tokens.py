@@ -189,6 +189,7 @@ class TokenBatch:
                     f"{what} are {type_and_shape(tensor)}; need integers. Convert them with .long()."
                 )
         tokens, lengths = tokens.to(torch.int64, copy=True), lengths.to(torch.int64, copy=True)
+        _check_tensors(tokens, lengths)
         batch = TokenBatch(
             tokens=tokens, lengths=lengths, source="tensor", bos=False, bos_condition="auto"
         )
