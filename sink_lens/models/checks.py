@@ -108,7 +108,6 @@ def check_hooks_fire(
 
 
 def check_model_folder(folder: Path) -> None:
-    """Raise ModelError for a folder that is not a whole saved model, or whose weights are pickled."""
     refuse_pipes_in(folder)
     config_file = folder / "config.json"
     if not config_file.is_file():
@@ -166,7 +165,6 @@ def _is_name_of_safetensors(name: object) -> bool:
 
 
 def _check_depth(config: Mapping[str, Any], folder: Path) -> None:
-    """Raise ModelError if a configuration asks for over 200 layers and ``folder`` has fewer tensors than layers."""
     asked = [config.get(name) for name in ("num_hidden_layers", "n_layer", "num_layers")]
     layers = max((one for one in asked if isinstance(one, int | float)), default=0)
     if layers <= _FEW_LAYERS:
@@ -313,7 +311,6 @@ def logit_tolerance(dtype: torch.dtype) -> float:
 def check_own_attention(
     plain: PreTrainedModel, own: AttentionFunction, *, family: Family, name: str
 ) -> None:
-    """Raise ModelError if the class never calls the attention function ``own``, or if it sees later tokens."""
     if family.own_attention:
         raise ModelError(
             f"the class of {name} computes attention itself and never calls {own}; need "

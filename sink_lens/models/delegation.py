@@ -113,7 +113,6 @@ def hook_own_attention(
 
 
 def masks_of_own_function(lens: LensModel, n_positions: int) -> Masks:
-    """Return the masks that the user's attention function is given of whole sequences."""
     found: Masks = {}
     token = _MASKS.set(found)
     try:

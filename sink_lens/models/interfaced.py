@@ -182,7 +182,6 @@ def interfaced_class(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def give_attention_interface(model: PreTrainedModel) -> None:
-    """Change the class of attention modules that ignore the attention interface."""
     for each in model.modules():
         own = _CLASSES.get(type(each))
         if own is None:
@@ -294,8 +293,6 @@ class InterfacedAttentionBridge(AttentionBridge):
 
 
 def hook_delegated_attention(bridge: TransformerBridge) -> None:
-    """Make every attention that TransformerLens delegates to Hugging Face fire its hooks of scores and pattern."""
-
     def attend(*args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
         hooked = _HOOKED.get()
         assert hooked is not None, (

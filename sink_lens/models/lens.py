@@ -313,7 +313,6 @@ def is_parallel(lens: LensModel) -> bool:
 
 
 def check_plain_layers(lens: LensModel) -> None:
-    """Raise ModelError unless every layer consists of plain attention and an MLP."""
     other = "need another model. This one is traced, measured, swept and patched"
     if found := layers_without_attention_text(lens):
         raise ModelError(f"{found}, and this needs it in every layer; {other}")

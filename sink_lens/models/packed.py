@@ -147,7 +147,6 @@ def _not_linear_error(module: nn.Module, found: str) -> ModelError:
 
 
 def check_not_packed(module: nn.Module, name: str = "weight") -> None:
-    """Raise ModelError if a module's parameter ``name`` is packed (quantised), and so cannot be changed or sliced."""
     if is_packed(module, name):
         raise ModelError(
             f"the weight of {type(module).__name__} is packed, so its numbers cannot be changed or sliced; need it in "

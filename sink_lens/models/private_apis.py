@@ -106,7 +106,6 @@ def has_own_adapter(model: nn.Module) -> bool:
 
 
 def forget_adapter(model: Any) -> None:
-    """Remove the marks that peft left on a model, so that it is saved and loaded without adapters."""
     if has_own_adapter(model):
         model._hf_peft_config_loaded = False
 
