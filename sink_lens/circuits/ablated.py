@@ -29,8 +29,8 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .runs import Runs, keep_from_position
-from .stream import HEADS, apply_norm, fill_outputs, hook_name_of, output_biases
+from .runs import Runs
+from .stream import Tensors, apply_norm, fill_outputs, hook_name_of, output_biases
 
 _TO_HEADS = "batch head position d_model, head d_head d_model -> batch position head d_head"
 
@@ -56,21 +56,20 @@ def compute_circuit_metrics(
             one = _CircuitPass(
                 runs, rows, matrix.to(replaced.device), replaced=replaced, base=base, begin=begin
             )
-            values[number, rows] = one.compute_metric().double()
+            values[number, rows] = one.compute_metric()
             advance((rows.stop - rows.start) / runs.n_pairs)
     return values
 
 
-def _fully_ablated_streams(runs: Runs, replaced: Tensor) -> dict[tuple[str, int], Tensor]:
-    graph = runs.graph
-    of_heads = output_biases(graph, runs.weights)
+def _fully_ablated_streams(runs: Runs, replaced: Tensor) -> Tensors:
+    graph, biases = runs.graph, output_biases(runs.graph, runs.weights)
     found, total, at = {}, torch.zeros_like(replaced[:, 0]), 0
-    for place, index in graph.places.items():
+    for (name, layer), index in graph.places.items():
         first = graph.n_writers_before(index[0])
         total = total + replaced[:, at:first].sum(1)
         at = first
-        passed = place[1] + (place[0] == "mlp" and not graph.parallel)
-        found[place] = total + of_heads[:passed].sum(0)
+        passed = layer + (name == "mlp" and not graph.parallel)
+        found[name, layer] = total + biases[:passed].sum(0)
     return found
 
 
@@ -84,7 +83,7 @@ class _CircuitPass:
         matrix: Bool[Tensor, "span writer reader"],
         *,
         replaced: Tensor,
-        base: dict[tuple[str, int], Tensor],
+        base: Tensors,
         begin: int,
     ) -> None:
         """Prepare a pass of the pairs ``rows``; ``matrix`` is True for each edge of the circuit.
@@ -93,54 +92,44 @@ class _CircuitPass:
         layer) -> the stream there if every writer is replaced.
         """
         self.runs, self.rows, self.matrix, self.begin, self.base = runs, rows, matrix, begin, base
-        part = runs.pair_tokens(rows)
-        shape = (
-            part.n_sequences,
-            len(runs.graph.writers),
-            part.n_positions - begin,
-            runs.graph.d_model,
-        )
+        part, graph = runs.pair_tokens(rows), runs.graph
+        shape = part.n_sequences, len(graph.writers), part.n_positions - begin, graph.d_model
         self.replaced = replaced
         self.moved = torch.zeros(shape, dtype=runs.weights.dtype, device=replaced.device)  # c - a
         self.masks = None if runs.masks is None else runs.span_masks(rows, begin=begin)
-        self.kept: dict[tuple[str, int], Tensor] = {}
+        self.kept: Tensors = {}
 
     @torch.no_grad()
     def compute_metric(self) -> Float[Tensor, " pair"]:
         runs, graph = self.runs, self.runs.graph
-        hooks: list[tuple[str, Any]] = [
-            (hook_name_of(runs.lens, "resid_pre", 0), self._store_embedding_change)
-        ]
-        for layer in range(graph.n_layers):
-            kinds = HEADS if graph.gated else HEADS[:3]
-            named: list[Any] = [
-                (kind, partial(self._replace_projection, kind=kind, layer=layer)) for kind in kinds
-            ]
-            named.append(("z", partial(self._store_output_change, layer=layer, which="attention")))
-            named.append(("mlp_in", partial(self._replace_mlp_input, layer=layer)))
+        hooks: list[tuple[str, Any]] = []
+
+        def add_hook(site: str, layer: int, function: Callable[..., Any], **how: Any) -> None:
+            hooks.append((hook_name_of(runs.lens, site, layer), partial(function, **how)))
+
+        add_hook("resid_pre", 0, self._store_embedding_change)
+        for layer, weights in enumerate(runs.weights.layers):
+            for kind in weights.by_head:
+                add_hook(kind, layer, self._replace_projection, kind=kind, layer=layer)
+            add_hook("z", layer, self._store_output_change, layer=layer, which="attention")
+            add_hook("mlp_in", layer, self._replace_mlp_input, layer=layer)
             if layer in graph.neurons:
-                sites = ("gate", "up") if runs.weights.layers[layer].w_gate is not None else ("up",)
-                named += [
-                    (site, partial(self._replace_neurons, layer=layer, site=site)) for site in sites
+                for site in ("up",) if weights.w_gate is None else ("gate", "up"):
+                    add_hook(site, layer, self._replace_neurons, layer=layer, site=site)
+                hooks += [
+                    runs.keeping_hook((site, layer), into=self.kept, begin=self.begin)
+                    for site in ("neurons", "down_out")
                 ]
-                keep = partial(keep_from_position, into=self.kept, begin=self.begin)
-                named += [
-                    (site, partial(keep, key=(site, layer))) for site in ("neurons", "down_out")
-                ]
-            named.append(("mlp_out", partial(self._store_output_change, layer=layer, which="mlp")))
-            hooks += [(hook_name_of(runs.lens, site, layer), function) for site, function in named]
-        hooks.append((hook_name_of(runs.lens, "final", 0), self._replace_final_norm))
-        return runs.metric_values(runs.run_hooked(runs.pair_tokens(self.rows), self.rows, hooks))
+            add_hook("mlp_out", layer, self._store_output_change, layer=layer, which="mlp")
+        add_hook("final", 0, self._replace_final_norm)
+        return runs.metric_values(runs.run_hooked(self.rows, hooks))
 
     def _reader_streams(
-        self, place: tuple[str, int], kinds: tuple[str, ...]
+        self, place: tuple[str, int], kind: str
     ) -> Float[Tensor, "pair reader position d_model"]:
-        """Compute the stream that each reader at ``place``, (attention, mlp or logits; layer), reads in this pass.
-
-        Only readers of these ``kinds`` (q, k, mlp, ...) are included. Writers without an edge to a reader are replaced.
-        """
+        """Compute the stream that each reader of a ``kind`` (q, k, mlp, ...) at ``place``, (name, layer), reads."""
         graph = self.runs.graph
-        index = [one for one in graph.places[place] if graph.readers[one].kind in kinds]
+        index = [one for one in graph.places[place] if graph.readers[one].kind == kind]
         first = graph.n_writers_before(index[0])
         total = self.base[place][:, None]
         for span in range(len(graph.spans)):
@@ -148,14 +137,15 @@ class _CircuitPass:
             used = edges.any(1).nonzero()[:, 0]
             if not len(used):
                 continue
-            moved = self.moved[:, :first] if len(used) > first // 2 else self.moved[:, used]
-            edges = edges if len(used) > first // 2 else edges[used]
+            moved = self.moved[:, :first]
+            if len(used) <= first // 2:
+                moved, edges = self.moved[:, used], edges[used]
             one = torch.matmul(edges.T.to(moved.dtype), moved.flatten(2)).unflatten(
                 2, moved.shape[2:]
             )
-            total = total + (
-                one if self.masks is None else one * self.masks[span][:, None, :, None]
-            )
+            if self.masks is not None:
+                one = one * self.masks[span][:, None, :, None]
+            total = total + one
         return total.expand(len(self.moved), len(index), *self.moved.shape[2:])
 
     def _replace_tail(self, x: Tensor, new: Tensor) -> Tensor:
@@ -167,39 +157,36 @@ class _CircuitPass:
     def _replace_projection(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
         own = self.runs.weights.layers[layer]
         weight, bias = own.by_head[kind]
-        read = apply_norm(self._reader_streams(("attention", layer), (kind,)), own.attn_norm)
+        read = apply_norm(self._reader_streams(("attention", layer), kind), own.attn_norm)
         new = einsum(read, weight, _TO_HEADS) + bias
         return self._replace_tail(x, new if x.dim() == 4 else new.flatten(2))
 
+    def _mlp_read(self, layer: int, kind: str) -> Float[Tensor, "pair position d_model"]:
+        norm = self.runs.weights.layers[layer].mlp_norm
+        return apply_norm(self._reader_streams(("mlp", layer), kind), norm)[:, 0]
+
     def _replace_mlp_input(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
-        own = self.runs.weights.layers[layer]
-        return self._replace_tail(
-            x, apply_norm(self._reader_streams(("mlp", layer), ("mlp",)), own.mlp_norm)[:, 0]
-        )
+        return self._replace_tail(x, self._mlp_read(layer, "mlp"))
 
     def _replace_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
         """Return ``x``, gate or up values, in which each neuron that is a node reads the stream of that node."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
-        theirs, rest = (
-            apply_norm(self._reader_streams(("mlp", layer), (kind,)), own.mlp_norm)[:, 0]
-            for kind in ("neurons", "mlp")
-        )
         weight = own.w_gate if site == "gate" else own.w_up
         assert weight is not None
+        change = self._mlp_read(layer, "neurons") - self._mlp_read(layer, "mlp")
         x = x.clone()
-        x[:, self.begin :, chosen] += ((theirs - rest) @ weight.T).to(x.dtype)
+        x[:, self.begin :, chosen] += (change @ weight.T).to(x.dtype)
         return x
 
     def _replace_final_norm(self, x: Tensor, hook: object) -> Tensor:
-        read = self._reader_streams(("logits", self.runs.graph.n_layers), ("logits",))
+        read = self._reader_streams(("logits", self.runs.graph.n_layers), "logits")
         return self._replace_tail(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 
     def _store_output_change(self, x: Tensor, hook: object, *, layer: int, which: str) -> None:
         graph, site = self.runs.graph, "z" if which == "attention" else "mlp_out"
         self.kept[site, layer] = x[:, self.begin :]
-        into, instead = (
-            some[:, graph.writers_of_layer(layer)] for some in (self.moved, self.replaced)
-        )
+        own = graph.writers_of_layer(layer)
+        into, instead = self.moved[:, own], self.replaced[:, own]
         fill_outputs(
             self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which
         )

@@ -28,7 +28,7 @@ from ..engine.gradients import add_zero, keep_tensor
 from ..models.packed import check_gradients_pass
 from ..models.running import exclusive_use
 from .circuit import Circuit
-from .stream import NodeWeights, gradient_before_norm, hook_name_of
+from .stream import NodeWeights, Tensors, gradient_before_norm, hook_name_of
 
 MOST_HEADS, LONGEST, MOST_PARTS = 24, 128, 6
 """Heads, tokens of the prompt, and parts of each kind that are kept."""
@@ -53,8 +53,8 @@ def explain_attention(
         return pd.DataFrame(columns=list(COLUMNS)), {}
     runs.check_weights()
     added, _ = runs.writer_outputs(slice(0, 1))
-    zeros: dict[tuple[str, int], Tensor] = {}
-    seen: dict[tuple[str, int], Tensor] = {}
+    zeros: Tensors = {}
+    seen: Tensors = {}
     reads: list[Any] = [(site, add_zero, zeros) for site in ("q", "k")]
     reads += [(site, keep_tensor, seen) for site in ("resid_pre", "scores", "pattern")]
     hooks = [
@@ -66,7 +66,7 @@ def explain_attention(
     patterns: dict[str, np.ndarray] = {}
     check_gradients_pass(runs.lens.plain)
     with exclusive_use(runs.lens), torch.enable_grad():
-        runs.run_hooked(runs.pair_tokens(slice(0, 1)), slice(0, 1), hooks)
+        runs.run_hooked(slice(0, 1), hooks)
         for layer, head in heads:
             if ("pattern", layer) not in seen:
                 continue  # behind everything that the metric reads
@@ -118,8 +118,7 @@ def _advantage(scores: Float[Tensor, " key"], key: int) -> Tensor | None:
 def _gradient_at_stream(
     gradient: Tensor, x: Float[Tensor, "position d_model"], side: str, layer: NodeWeights
 ) -> Float[Tensor, "position d_model"]:
-    weight, _ = layer.by_head[side]
-    gradient = gradient.to(x.dtype)
+    weight, gradient = layer.by_head[side][0], gradient.to(x.dtype)
     gradient = gradient.unflatten(-1, (weight.shape[0], -1)) if gradient.dim() == 2 else gradient
     back = einsum(gradient, weight, "position head d_head, head d_head d_model -> position d_model")
     return gradient_before_norm(back[None, None], x[None], layer.attn_norm, held=True)[0, 0]
@@ -128,15 +127,11 @@ def _gradient_at_stream(
 def _largest_rows(
     about: dict[str, Any], by: str, names: list[str], values: Float[Tensor, " sample"]
 ) -> Iterator[dict[str, Any]]:
-    """Yield a row for each of the 6 largest ``values``, named by ``names``, and a row for the rest.
+    """Yield a row for each of the 6 largest ``values``, named by ``names``, and a row for what they leave.
 
-    Each row also has the fields in ``about``, and ``by`` (writer or dimension). The rest is the advantage minus the 6.
+    Each row also has the fields in ``about``, and ``by`` (writer or dimension).
     """
-    order = values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
+    about, order = about | {"by": by}, values.abs().argsort(descending=True)[:MOST_PARTS].tolist()
     for at in order:
-        yield about | {"by": by, "part": names[at], "value": float(values[at])}
-    yield about | {
-        "by": by,
-        "part": "rest",
-        "value": about["advantage"] - float(values[order].sum()),
-    }
+        yield about | {"part": names[at], "value": float(values[at])}
+    yield about | {"part": "rest", "value": about["advantage"] - float(values[order].sum())}

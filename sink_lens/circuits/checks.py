@@ -53,15 +53,13 @@ class ScoreCheck:
         """Spearman's correlation of score and exact effect; nan for fewer than 3 edges or constant values."""
         one, other = self.frame["score"].to_numpy(), self.frame["exact"].to_numpy()
         if len(one) < 3 or np.ptp(one) == 0 or np.ptp(other) == 0:
-            return float("nan")
+            return np.nan
         return float(cast("Any", spearmanr(one, other)).statistic)
 
     @property
     def outside_counts(self) -> tuple[int, int]:
         """Numbers of sampled edges outside the circuit: those with more effect than its weakest score, and all."""
-        real = np.abs(
-            self.frame["exact"].to_numpy(float)[self.frame["drawn"].to_numpy() == "other"]
-        )
+        real = self.frame.loc[self.frame["drawn"].eq("other"), "exact"].abs()
         return int((real > self.weakest).sum()), len(real)
 
     @property
@@ -77,12 +75,8 @@ class ScoreCheck:
     @property
     def missed(self) -> float:
         """Share of the effects that scores miss: sum of |score - exact| over sum of |exact|; nan if they are 0."""
-        total = np.abs(self.frame["exact"].to_numpy(float)).sum()
-        return (
-            float(np.abs(self.frame["error"].to_numpy(float)).sum() / total)
-            if total
-            else float("nan")
-        )
+        off, total = (np.abs(self.frame[name].to_numpy(float)).sum() for name in ("error", "exact"))
+        return float(off / total) if total else np.nan
 
 
 def check_edges(
@@ -95,10 +89,7 @@ def check_edges(
     pairs: int,
     progress: bool,
 ) -> ScoreCheck:
-    """Draw edges at random, patch each on random pairs, and compare the effects with the edges' scores.
-
-    ``edges`` edges are drawn by ``seed``, half of them from the ``chosen`` ones, and patched on ``pairs`` pairs.
-    """
+    """Make ``Circuit.check`` of the circuit ``chosen``; edges and pairs are drawn by ``seed``."""
     generator, names = np.random.default_rng([seed, 4]), scores.graph.names
     able = patchable_edges(names)
     inside, outside = np.flatnonzero(chosen & able), np.flatnonzero(~chosen & able)
@@ -107,11 +98,9 @@ def check_edges(
     numbers = np.concatenate([some, rest])
     rows, real = _patch_edges(runs, numbers, pairs=pairs, generator=generator, progress=progress)
     found = scores.values[rows][:, numbers].mean(0)
-    frame = pd.DataFrame(
-        {"edge": names[numbers], "score": found.astype(float), "exact": real, "error": found - real}
-    )
-    frame["drawn"] = ["circuit"] * len(some) + ["other"] * len(rest)
-    return make_check(scores, chosen, frame)
+    frame = pd.DataFrame({"edge": names[numbers], "score": found.astype(float), "exact": real})
+    drawn = ["circuit"] * len(some) + ["other"] * len(rest)
+    return make_check(scores, chosen, frame.assign(error=found - real, drawn=drawn))
 
 
 def make_check(
@@ -119,28 +108,21 @@ def make_check(
 ) -> ScoreCheck:
     """Make the check of the circuit ``chosen`` from all edges' scores and ``frame``, its table of real patches."""
     inside = np.abs(scores.mean[chosen])
-    weakest = float(inside.min()) if len(inside) else float("nan")
     outside = patchable_edges(scores.graph.names[~chosen])
     return ScoreCheck(
-        frame=frame, weakest=weakest, n_outside=len(outside), n_gates=int((~outside).sum())
+        frame=frame,
+        weakest=float(inside.min()) if len(inside) else np.nan,
+        n_outside=len(outside),
+        n_gates=int((~outside).sum()),
     )
 
 
 def check_nodes(
     runs: Runs, scores: Scores, *, difference: float, seed: int, pairs: int, progress: bool
 ) -> pd.DataFrame:
-    """Compare the real effect of ablating each node with the scores of its edges; see ``Circuit.check_nodes``.
-
-    ``difference``: the effect of replacing all edges. The ``pairs`` pairs that are patched are drawn by ``seed``.
-    """
+    """Make ``Circuit.check_nodes``; ``difference``: the effect of replacing all edges. ``seed`` draws the pairs."""
     graph, rows = scores.graph, _draw_pairs(runs, pairs, np.random.default_rng([seed, 8]))
-    with tqdm(
-        total=len(graph.writers),
-        desc="real patches",
-        unit="node",
-        disable=not progress,
-        leave=False,
-    ) as bar:
+    with _patch_bar(len(graph.writers), unit="node", progress=progress) as bar:
         exact = exact_node_scores(runs.select_pairs(rows), advance=bar.update).mean(0)
     values = scores.values[rows].mean(0)
     magnitude = node_scores(graph, np.abs(values))
@@ -163,10 +145,7 @@ def patch_core(
     """Patch each of ``edges``, a core, alone; then patch groups of them whose effects cancel.
 
     Cost: a run of ``pairs`` pairs, drawn by ``seed``, for each edge and group. ``difference`` is the effect of
-    replacing all edges.
-
-    Returns:
-        The real effect of each edge, and a mask of edges whose joint replacement hardly changes the metric.
+    replacing all edges. Return the effect of each edge, and a mask of those that can go together at no loss.
     """
     rows, real = _patch_edges(
         runs, edges, pairs=pairs, generator=np.random.default_rng([seed, 7]), progress=progress
@@ -174,14 +153,15 @@ def patch_core(
     difference, runs = abs(difference), runs.select_pairs(rows)
     own = np.abs(real) >= CONFIRMED * difference
     groups = cancelling_groups(runs.graph, edges[own], real[own])
-    size = dict(zip(edges.tolist(), np.abs(real).tolist(), strict=True))
+    size = np.zeros(runs.graph.n_edges)
+    size[edges] = np.abs(real)
 
     def is_without_loss(some: Sequence[np.ndarray]) -> np.ndarray:
         kept = np.ones((len(some), runs.graph.n_edges), dtype=bool)
         for row, group in enumerate(some):
             kept[row, group] = False
-        lost = runs.clean_values.double() - compute_circuit_metrics(runs, kept)
-        largest = np.array([max(size[edge] for edge in group.tolist()) for group in some])
+        lost = runs.clean_values - compute_circuit_metrics(runs, kept)
+        largest = np.array([size[group].max() for group in some])
         allowed = np.clip(_LOSS * largest, CONFIRMED * difference, _LOSS * difference)
         return np.abs(lost.mean(1).numpy()) < allowed
 
@@ -197,13 +177,15 @@ def patch_core(
 def _patch_edges(
     runs: Runs, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool
 ) -> tuple[list[int], Float[np.ndarray, " sample"]]:
-    """Patch each of ``edges`` alone on ``pairs`` random pairs; return the pairs' indices and each mean effect."""
+    """Patch each of ``edges`` alone on random pairs; return the pairs' indices and each mean effect."""
     rows = _draw_pairs(runs, pairs, generator)
-    with tqdm(
-        total=len(edges), desc="real patches", unit="edge", disable=not progress, leave=False
-    ) as bar:
+    with _patch_bar(len(edges), unit="edge", progress=progress) as bar:
         real = exact_scores(runs.select_pairs(rows), edges.tolist(), advance=bar.update)
     return rows, real.mean(0)
+
+
+def _patch_bar(total: int, *, unit: str, progress: bool) -> tqdm:
+    return tqdm(total=total, desc="real patches", unit=unit, disable=not progress, leave=False)
 
 
 def _draw_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[int]:
@@ -237,6 +219,5 @@ def cancelling_groups(
                     keep_if_cancelling(np.array([one, other]))
             if len(up) and len(down):
                 keep_if_cancelling(rows)
-    return [
-        np.array(group) for group in sorted(found, key=lambda group: -found[group])[:_MOST_GROUPS]
-    ]
+    largest_first = sorted(found, key=lambda group: -found[group])
+    return [np.array(group) for group in largest_first[:_MOST_GROUPS]]

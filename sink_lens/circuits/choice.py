@@ -32,29 +32,22 @@ def greedy_edges(
     Each is the one with the largest |value| among the edges into these readers and into nodes that were reached.
     """
     _, writers, readers = graph.ends
-    into: list[np.ndarray] = [
-        np.flatnonzero(readers == reader) for reader in range(len(graph.readers))
-    ]
-    found, opened, waiting = (
-        np.zeros(len(values), dtype=bool),
-        set[int](),
-        list[tuple[float, int]](),
-    )
+    found, opened = np.zeros(len(values), dtype=bool), set[int]()
+    waiting: list[tuple[float, int]] = []
 
-    def open_reader(reader: int) -> None:
-        if reader not in opened:
-            opened.add(reader)
-            for edge in into[reader]:
-                heapq.heappush(waiting, (-abs(float(values[edge])), int(edge)))
+    def open_readers(some: Sequence[int]) -> None:
+        for reader in some:
+            if reader not in opened:
+                opened.add(reader)
+                for edge in np.flatnonzero(readers == reader).tolist():
+                    heapq.heappush(waiting, (-abs(float(values[edge])), edge))
 
-    for reader in outputs:
-        open_reader(reader)
+    open_readers(outputs)
     while waiting and n > 0:
         _, edge = heapq.heappop(waiting)
         found[edge] = True
         n -= 1
-        for reader in np.flatnonzero(graph.reader_of_node[:, writers[edge]]):
-            open_reader(int(reader))
+        open_readers(np.flatnonzero(graph.reader_of_node[:, writers[edge]]).tolist())
     return found
 
 
@@ -64,8 +57,7 @@ def connected_edges(
     """Return a mask of the ``chosen`` edges on a path of such edges from the input to a reader in ``outputs``."""
     _, writers, readers = graph.ends
     own = graph.reader_of_node
-    edge = np.zeros((len(graph.writers), len(graph.readers)), dtype=bool)
-    np.logical_or.at(edge, (writers[chosen], readers[chosen]), True)
+    edge = graph.matrix(chosen).any(0)
     reached = np.zeros(len(graph.writers), dtype=bool)  # from the input
     reached[0] = True
     for index in range(1, len(graph.writers)):
@@ -80,17 +72,14 @@ def connected_edges(
 
 def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
     """Return the indices of the readers that a metric depends on: the logits, or its layers' queries and keys."""
-    layers, attention = (
-        set(metric.read_layers(graph.n_layers)),
-        not (metric.reads_past_layers and metric.state),
-    )
+    layers = set(metric.read_layers(graph.n_layers))
+    attention = not (metric.reads_past_layers and metric.state)
 
     def is_read(reader: Reader) -> bool:
         if reader.kind == "logits":
             return metric.reads_past_layers
-        return reader.layer in layers and (
-            bool(metric.sites) or (attention and reader.kind in ("q", "k"))
-        )
+        of_attention = attention and reader.kind in ("q", "k")
+        return reader.layer in layers and (of_attention or bool(metric.sites))
 
     return tuple(index for index, reader in enumerate(graph.readers) if is_read(reader))
 
@@ -98,12 +87,9 @@ def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
 def choose_edges(
     graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, how: Choice, outputs: Sequence[int]
 ) -> Bool[np.ndarray, " edge"]:
-    """Return a mask of ``n`` edges: the ``greedy_edges`` if ``how`` is "greedy", else the edges of largest |value|."""
-    return (
-        greedy_edges(graph, values, n, outputs=outputs)
-        if how == "greedy"
-        else largest_edges(values, n)
-    )
+    if how == "greedy":
+        return greedy_edges(graph, values, n, outputs=outputs)
+    return largest_edges(values, n)
 
 
 def strongest_edges(
@@ -114,10 +100,7 @@ def strongest_edges(
     most: int,
     outputs: Sequence[int],
 ) -> Bool[np.ndarray, " edge"]:
-    """Return a mask of the ``chosen`` edges of largest |value| that lie on paths to ``outputs``, at most ``most``.
-
-    If ``most`` edges form no path, the ``most`` largest edges are marked.
-    """
+    """Return a mask of the ``chosen`` edges of largest |value|; see ``Circuit.strongest_edges``."""
     inside = np.flatnonzero(chosen)
     order = inside[np.argsort(-np.abs(values[inside]), kind="stable")]
 
@@ -135,7 +118,7 @@ def strongest_edges(
 
 
 def node_scores(graph: Graph, values: Float[np.ndarray, " edge"]) -> Float[np.ndarray, " writer"]:
-    """Sum ``values``, the edges' scores, over the edges that leave each writer: an estimate of ablating it."""
+    """Sum the edges' scores over those that leave each writer: an estimate of ablating it."""
     return np.bincount(graph.ends[1], weights=values, minlength=len(graph.writers))
 
 

@@ -38,8 +38,13 @@ from .ablated import compute_circuit_metrics
 from .checks import ScoreCheck
 from .choice import choose_edges, connected_edges, output_readers, strongest_edges
 from .config import EDGES, MOST_DRAWN, OF_A_RUN, SIZES, Choice, CircuitConfig
-from .curve import Curve, FaithfulnessJudge, compute_curve, smallest_faithful_share
-from .files import SavedCircuit
+from .curve import (
+    Curve,
+    FaithfulnessJudge,
+    compute_curve,
+    faithfulness_fields,
+    smallest_faithful_share,
+)
 from .graph import Graph
 from .runs import Runs, run_given_pairs
 from .scores import Scores
@@ -77,7 +82,7 @@ class Circuit:
 
     @property
     def graph(self) -> Graph:
-        """The graph of the model: writers, readers and edges."""
+        """The graph of the model."""
         return self.scores.graph
 
     @property
@@ -87,7 +92,7 @@ class Circuit:
 
     @property
     def given(self) -> bool:
-        """True if it was given: no pair chose it and all judge it; ``rows`` choose the part that is drawn."""
+        """True if no pair chose it: all judge it, and ``rows`` choose the part that is drawn."""
         return self.rule == "given"
 
     def __repr__(self) -> str:
@@ -104,18 +109,15 @@ class Circuit:
 
         row = self.choice_fields | {"seen": False}
         if row["judged_on"]:
-            gap = self.faithfulness_judge.gap
+            gap, rows = self.faithfulness_judge.gap, self.faithfulness_rows.to_dict("records")
             row |= {"gap": gap.estimate, "gap_low": gap.low, "gap_high": gap.high}
-            for prefix, own in zip(
-                ("", "without_"), self.faithfulness_rows.to_dict("records"), strict=True
-            ):
-                row[f"{prefix}faithfulness"] = own["faithfulness"]
-                row |= {f"{prefix}faithfulness_{end}": own[end] for end in ("low", "high")}
+            for prefix, own in zip(("", "without_"), rows, strict=True):
+                row |= faithfulness_fields(own, prefix)
         return brief_sentences(row)
 
     @property
     def choice_fields(self) -> dict[str, Any]:
-        """The fields of a run's summary that say how the circuit was chosen, and how many pairs judge it."""
+        """The fields of a run's summary on how the circuit was chosen, and how many pairs judge it."""
         runs = self.runs
         return {
             "metric": runs.metric.name,
@@ -138,11 +140,9 @@ class Circuit:
         ``runs.gap`` is another difference: there only the input is replaced, which may change little under means.
         """
         if self.runs.corrupts_all and self.runs.masks is None:
-            return float(self.runs.gap.double().mean())
-        nothing = compute_circuit_metrics(self.runs, np.zeros((1, self.graph.n_edges), dtype=bool))[
-            0
-        ]
-        return float((self.runs.clean_values.double() - nothing).mean())
+            return float(self.runs.gap.mean())
+        nothing = compute_circuit_metrics(self.runs, np.zeros((1, self.graph.n_edges), dtype=bool))
+        return float((self.runs.clean_values - nothing[0]).mean())
 
     @property
     def outputs(self) -> tuple[int, ...]:
@@ -163,20 +163,19 @@ class Circuit:
 
     @cached_property
     def faithfulness_judge(self) -> FaithfulnessJudge:
-        """The judge of faithfulness, on the half of the pairs that chose no edge, or on all pairs of a given circuit.
+        """The judge of faithfulness on the half of the pairs that chose no edge, or on all of a given circuit.
 
         Raises:
             InputError: there is one pair, and the circuit was chosen.
         """
-        if self.given:
-            return FaithfulnessJudge(runs=self.runs, seed=self.seed)
-        if self.runs.n_pairs < 2:
-            raise InputError(
-                "a single pair cannot both choose and judge edges; need at least 2 pairs"
-            )
-        return FaithfulnessJudge(
-            runs=self.runs.select_pairs(self.halves[1].tolist()), seed=self.seed
-        )
+        runs = self.runs
+        if not self.given:
+            if runs.n_pairs < 2:
+                raise InputError(
+                    "a single pair cannot both choose and judge edges; need at least 2 pairs"
+                )
+            runs = runs.select_pairs(self.halves[1].tolist())
+        return FaithfulnessJudge(runs=runs, seed=self.seed)
 
     @cached_property
     def faithfulness_rows(self) -> pd.DataFrame:
@@ -232,9 +231,11 @@ class Circuit:
         interval), ``share`` (score over the mean difference of the metric), ``inclusion``, ``in_circuit``, ``drawn``
         (it is in the picture).
         """
-        drawn = self.strongest_edges()
         return largest_edge_table(
-            self.every_edge, self.scores, weights=self.bootstrap_weights, drawn=drawn
+            self.every_edge,
+            self.scores,
+            weights=self.bootstrap_weights,
+            drawn=self.strongest_edges(),
         )
 
     @property
@@ -283,10 +284,19 @@ class Circuit:
         circuits stand beside each; with ``nodes``, circuits of whole nodes are judged too.
         """
         asked = CircuitConfig(sizes=tuple(sizes), choice=self.choice, random=random, nodes=nodes)
-        found = replace(self, rule="asked") if self.given else self
-        judge, mean = found.faithfulness_judge, self.scores.values[self.halves[0]].mean(0)
-        look: dict[str, Any] = {"unit": "circuit", "disable": not progress, "leave": False}
-        with tqdm(total=asked.n_curve_circuits, desc="curve", **look) as bar:
+        judge = (
+            replace(self, rule="asked").faithfulness_judge
+            if self.given
+            else self.faithfulness_judge
+        )
+        mean = self.scores.values[self.halves[0]].mean(0)
+        with tqdm(
+            total=asked.n_curve_circuits,
+            desc="curve",
+            unit="circuit",
+            disable=not progress,
+            leave=False,
+        ) as bar:
             return compute_curve(judge, mean, asked=asked, advance=bar.update)
 
     def check(self, *, edges: int = 30, pairs: int = 8, progress: bool = True) -> ScoreCheck:
@@ -297,8 +307,15 @@ class Circuit:
 
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
         """
-        how: dict[str, Any] = {"edges": edges, "pairs": pairs, "progress": progress}
-        return checks.check_edges(self.runs, self.scores, self.chosen, seed=self.seed, **how)
+        return checks.check_edges(
+            self.runs,
+            self.scores,
+            self.chosen,
+            seed=self.seed,
+            edges=edges,
+            pairs=pairs,
+            progress=progress,
+        )
 
     def check_nodes(self, *, pairs: int = 4, progress: bool = True) -> pd.DataFrame:
         """Compare a real patch of each node with its edges' scores, to find nodes whose effect the scores miss.
@@ -309,12 +326,18 @@ class Circuit:
         Cost: one run of ``pairs`` pairs for each node, from its layer on.
 
         Returns:
-            One row per writer: ``node``, ``score`` (sum of its edges), ``magnitude`` (sum of their magnitudes),
+            One row per writer: ``node``, ``score`` and ``magnitude`` (sums of its edges' scores and their magnitudes),
             ``exact`` (effect of its real patch) and ``unseen`` (this effect is at least 5% of the metric's difference,
             and has the other sign than the score, or ten times the magnitude).
         """
-        given: dict[str, Any] = {"seed": self.seed, "pairs": pairs, "progress": progress}
-        return checks.check_nodes(self.runs, self.scores, difference=self.difference, **given)
+        return checks.check_nodes(
+            self.runs,
+            self.scores,
+            difference=self.difference,
+            seed=self.seed,
+            pairs=pairs,
+            progress=progress,
+        )
 
     @cached_property
     def every_edge(self) -> pd.DataFrame:
@@ -340,10 +363,7 @@ class Circuit:
         Args:
             curve: the result of ``evaluate``; with it, the page says how faithful the shown circuit is.
         """
-        from ..report.explorer import curve_rows
-
-        about: dict[str, Any] = {} if curve is None else {"curve": curve_rows(curve.frame)}
-        return self._shown(**about).explore()
+        return self._shown(curve=curve).explore()
 
     def draw(
         self,
@@ -367,22 +387,10 @@ class Circuit:
             raise InputError(f"most is {most}; need at least 1 edge to draw")
         return self._shown(most).draw(style, width=width)
 
-    def _shown(self, most: int = MOST_DRAWN, **about: Any) -> "EdgeCircuit":
+    def _shown(self, most: int = MOST_DRAWN, curve: Curve | None = None) -> "EdgeCircuit":
         from .shown import edge_circuit  # late: it loads matplotlib
 
-        drawn = self.graph.names[self.strongest_edges(most)].tolist()
-        return edge_circuit(
-            SavedCircuit(graph=self.graph, scores=self.scores.mean, chosen=self.chosen),
-            runs=self.runs,
-            edges=self.edges.assign(drawn=lambda edges: edges["edge"].isin(drawn)),
-            read_nodes=lambda: self.nodes,
-            read_every=lambda: self.every_edge,
-            read_answer=lambda: self.first_answer,
-            outputs=self.outputs,
-            size=self.size,
-            method=self.scores.method,
-            **about,
-        )
+        return edge_circuit(self, most=most, curve=curve)
 
     def _repr_html_(self) -> str:
         return display.result_html(
@@ -423,13 +431,13 @@ def find(
         ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
     """
     config = make_config(CircuitConfig, config, fields, where="circuits.find")
+    pairs = clean if isinstance(clean, Task) else (clean, corrupted)
     if isinstance(clean, Task):
         templates = templates or clean.templates
         if corrupted is not None:
             raise InputError(
                 "corrupted prompts were given beside a task, which has its own; need one of them"
             )
-    pairs = clean if isinstance(clean, Task) else (clean, corrupted)
     runs = run_given_pairs(model, pairs, metric=metric, config=config)
     if config.used_ablation == "resample" and runs.corrupted is not None:
         refuse_equal_tokens(not torch.equal(runs.clean.tokens, runs.corrupted.tokens))
@@ -438,7 +446,12 @@ def find(
         raise InputError(
             f"{len(names)} templates were given for {runs.n_pairs} pairs; need one for each"
         )
-    _warn_of_repeated_pairs(runs)
+    if repeated := count_copies(*(one for one in (runs.clean, runs.corrupted) if one is not None)):
+        warnings.warn(
+            f"{repeated} of {runs.n_pairs} pairs are copies of another one: what chose the edges also judges them, "
+            "and intervals are too narrow. Need each pair once",
+            stacklevel=3,
+        )
     scores = score_edges(runs, config, progress=progress)
     circuit = choose_by_scores(runs, scores, config, templates=names, halved=runs.n_pairs > 1)
     size = max(1.0, float(runs.clean_values.abs().mean()))
@@ -447,11 +460,12 @@ def find(
             f"{runs.metric.name} is the same in every pair if what all edges carry is replaced ({runs.ablation}): "
             "there is nothing that a circuit could explain. Need other sequences, or another ablation"
         )
-    if circuit.rule == "none" and runs.n_pairs > 1:
-        curve = circuit.evaluate(random=0, nodes=False, progress=progress).frame
-        circuit = choose_size(circuit, curve)
-    elif circuit.rule == "none":
-        circuit = replace(circuit, rule="unjudged")
+    if circuit.rule == "none":
+        if runs.n_pairs > 1:
+            curve = circuit.evaluate(random=0, nodes=False, progress=progress).frame
+            circuit = choose_size(circuit, curve)
+        else:
+            circuit = replace(circuit, rule="unjudged")
     if not circuit.n_edges:
         warnings.warn(
             f"the circuit is empty: of {circuit.size:,} chosen edges none lies on a path from the input to what the "
@@ -461,15 +475,6 @@ def find(
     if circuit.rule in ("none", "unjudged"):
         warnings.warn(" ".join(circuit._brief_sentences()), stacklevel=3)
     return circuit
-
-
-def _warn_of_repeated_pairs(runs: Runs) -> None:
-    if repeated := count_copies(*(one for one in (runs.clean, runs.corrupted) if one is not None)):
-        warnings.warn(
-            f"{repeated} of {runs.n_pairs} pairs are copies of another one: what chose the edges also judges them, "
-            "and intervals are too narrow. Need each pair once",
-            stacklevel=4,
-        )
 
 
 def find_in_runs(runs: Runs, *, config: CircuitConfig) -> Circuit:
@@ -490,9 +495,15 @@ def choose_by_scores(
 
     Where the configuration has neither size nor threshold, it has the 200 largest and the rule "none".
     """
-    nothing = np.zeros(scores.graph.n_edges, dtype=bool)
-    given: dict[str, Any] = {"choice": config.choice, "templates": templates, "seed": config.seed}
-    found = Circuit(runs=runs, scores=scores, chosen=nothing, size=config.edges or EDGES, **given)
+    found = Circuit(
+        runs=runs,
+        scores=scores,
+        chosen=np.zeros(scores.graph.n_edges, dtype=bool),
+        choice=config.choice,
+        size=config.edges or EDGES,
+        templates=templates,
+        seed=config.seed,
+    )
     if halved:
         found = replace(found, rows=tuple(found.halves[0].tolist()))
     if config.choice != "threshold":
@@ -509,7 +520,7 @@ def choose_by_scores(
 def choose_size(half: Circuit, curve: pd.DataFrame) -> Circuit:
     """Return ``half`` with the smallest size in ``curve`` that carries the metric, if none was asked for and one does.
 
-    ``half``: a circuit whose edges were chosen on half of the pairs. ``curve``: sizes judged on the others.
+    The edges of ``half`` were chosen on half of the pairs; ``curve`` judges sizes on the others.
     """
     share = smallest_faithful_share(curve)
     if half.rule != "none" or not share < 1:

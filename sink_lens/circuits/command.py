@@ -18,20 +18,18 @@ from .run import run as run_circuit
 def find_or_compare(
     config: CircuitConfig, *, out: Path | None, overwrite: bool, progress: bool, shard: str | None
 ) -> CircuitRun | CircuitComparison:
-    """Run the command ``circuit``: find a circuit, or compare two circuits if ``against`` is given.
-
-    The run folder is ``out``; ``overwrite`` replaces the run in it. ``shard``, such as 3/8, scores a part of the pairs.
-    """
+    """Run the command ``circuit``: find a circuit, or compare two circuits if ``against`` is given."""
     if config.against is not None:
         return compare(config.model, config.against)
-    folder = default_run_folder(config.model) if out is None else out
-    how: dict[str, Any] = {
-        "out": folder,
-        "shard": shard,
-        "overwrite": overwrite,
-        "progress": progress,
-    }
-    return run_circuit(config.model, config=config, report=False, **how)
+    return run_circuit(
+        config.model,
+        config=config,
+        out=default_run_folder(config.model) if out is None else out,
+        shard=shard,
+        overwrite=overwrite,
+        report=False,
+        progress=progress,
+    )
 
 
 def show_circuit(
@@ -40,43 +38,32 @@ def show_circuit(
     if isinstance(found, CircuitRun):
         yield f"{page_title(found.run.folder)}."
     yield from found.sentences
-    edges, lines = found.frame.head(view.top), []
+    lines = []
     core = found.tables.get("core") if isinstance(found, CircuitRun) else None
     decided = {} if core is None else core.set_index("edge").to_dict("index")
-    for row in edges.to_dict("records"):
+    for row in found.frame.head(view.top).to_dict("records"):
         line = {"edge": edge_label(str(row["edge"]))}
         if isinstance(found, CircuitComparison):
             for name, words in (("one", "the first"), ("other", "the second")):
-                line[f"in {words}"], line[f"score in {words}"] = (
-                    "yes" * row[name],
-                    as_text(row[f"score_{name}"]),
-                )
+                line[f"in {words}"] = "yes" * row[name]
+                line[f"score in {words}"] = as_text(row[f"score_{name}"])
         else:
-            line |= {
-                "score": as_text(row["score"]),
-                "95% interval": f"{as_text(row['low'])} to {as_text(row['high'])}",
-            }
+            line["score"] = as_text(row["score"])
+            line["95% interval"] = f"{as_text(row['low'])} to {as_text(row['high'])}"
             line["in bootstraps"] = f"{float(row['inclusion']):.0%}"
-            line |= (
-                {}
-                if core is None
-                else {"over all settings": _core_verdict_text(decided.get(row["edge"]))}
-            )
+            if core is not None:
+                line["over all settings"] = _core_verdict_text(decided.get(row["edge"]))
         lines.append(line)
     yield pd.DataFrame(lines)
 
 
 def answer_of_circuit(found: CircuitRun | CircuitComparison, view: CircuitView) -> dict[str, Any]:
-    edges = found.frame.head(view.top)
-    if isinstance(found, CircuitComparison):
-        about = {
-            "jaccard": found.jaccard,
-            "rank_correlation": found.rank_correlation,
-            "edges": edges,
-        }
-    else:
-        about = {"summary": found.tables["summary"].to_dict("records")[0], "strongest": edges}
-    return {"sentences": list(found.sentences), **about}
+    answer, edges = {"sentences": list(found.sentences)}, found.frame.head(view.top)
+    if isinstance(found, CircuitRun):
+        summary = found.tables["summary"].to_dict("records")[0]
+        return answer | {"summary": summary, "strongest": edges}
+    agree = {"jaccard": found.jaccard, "rank_correlation": found.rank_correlation}
+    return answer | agree | {"edges": edges}
 
 
 def _core_verdict_text(row: dict[Any, Any] | None) -> str:

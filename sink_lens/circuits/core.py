@@ -1,7 +1,6 @@
 """The core of a circuit: the edges that are sure under every ablation and template, each with its real patch."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -20,16 +19,13 @@ def inclusion_by_setting(
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return setting -> each edge's inclusion probability, and setting -> the edges that are chosen there.
 
-    Settings are the circuit's ablation, each other ablation, and each template alone under the circuit's ablation.
-    ``others``: name of another ablation -> the circuit of the same size under it.
+    Settings are the ablations, and each template alone. ``others``: another ablation -> the circuit of the same size.
     """
     every = {circuit.runs.ablation: circuit, **others}
     sure = {name: one.inclusion for name, one in every.items()}
     inside = {name: one.chosen for name, one in every.items()}
-    names = np.asarray(circuit.templates, dtype=object)
-    for template in dict.fromkeys(circuit.templates):
-        rows = np.flatnonzero(names == template)
-        if len(rows) < 2 or len(rows) == len(names):
+    for template, rows in stability.rows_by_template(circuit.templates).items():
+        if len(rows) < 2 or len(rows) == len(circuit.templates):
             continue
         values = circuit.scores.values[rows]
         generator = np.random.default_rng([circuit.seed, 5, len(sure)])
@@ -48,11 +44,7 @@ def edge_verdicts(
     *,
     within: Bool[np.ndarray, " edge"] | bool = True,
 ) -> np.ndarray:
-    """Return core, undecided, contingent or none for every edge.
-
-    Core edges have an inclusion probability of at least 95% in all settings, undecided ones in some settings only, or
-    outside ``within``. Contingent edges have it in no setting, but are in some circuit.
-    """
+    """Return core, undecided, contingent or none for every edge (``stability``); no core edge is outside ``within``."""
     sure = np.array([found >= _CORE for found in settings.values()])
     return np.select(
         [sure.all(0) & within, sure.any(0), np.any(list(circuits.values()), axis=0)],
@@ -64,10 +56,7 @@ def edge_verdicts(
 def core_table(
     circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, progress: bool = False
 ) -> pd.DataFrame:
-    """Return a table of the core, undecided and contingent edges: scores, inclusion probabilities, real patches.
-
-    ``others``: name of another ablation -> the circuit under it. Core edges are really patched on ``pairs`` pairs.
-    """
+    """Return a table of the core, undecided and contingent edges; core edges are really patched on ``pairs`` pairs."""
     sure, inside = inclusion_by_setting(circuit, others)
     verdicts = edge_verdicts(sure, inside, within=circuit.chosen)
     either = np.flatnonzero(verdicts != "none")
@@ -78,26 +67,20 @@ def core_table(
     for name, other in others.items():
         frame[f"inclusion_{name}"] = other.inclusion[either]
     every = np.stack([found[either] for found in sure.values()])
-    frame["least"], frame["where"] = (
-        every.min(0),
-        np.array(list(sure), dtype=object)[every.argmin(0)],
-    )
+    frame["least"] = every.min(0)
+    frame["where"] = np.array(list(sure), dtype=object)[every.argmin(0)]
     frame["exact"], frame["together"] = np.nan, False
     patched = frame["core"].to_numpy() & checks.patchable_edges(frame["edge"].to_numpy())
     if patched.any():
-        how: dict[str, Any] = {
-            "difference": circuit.difference,
-            "seed": circuit.seed,
-            "pairs": pairs,
-        }
-        real, together = checks.patch_core(circuit.runs, either[patched], **how, progress=progress)
+        real, together = checks.patch_core(
+            circuit.runs,
+            either[patched],
+            difference=circuit.difference,
+            seed=circuit.seed,
+            pairs=pairs,
+            progress=progress,
+        )
         frame.loc[patched, "exact"] = real
         frame.loc[patched, "together"] = together
-    order = np.lexsort(
-        (
-            -frame["score"].abs().to_numpy(),
-            ~frame["undecided"].to_numpy(),
-            ~frame["core"].to_numpy(),
-        )
-    )
+    order = np.lexsort([-frame["score"].abs(), ~frame["undecided"], ~frame["core"]])
     return frame.iloc[order].reset_index(drop=True)

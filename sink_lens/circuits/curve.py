@@ -17,9 +17,10 @@ and the first that fails ends it, so that asking several does not make the 95% s
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,31 +40,34 @@ from .choice import (
 from .config import AT_MOST, CARRIES, CircuitConfig
 from .runs import Runs
 
-FAITHFULNESS = ("faithfulness", "faithfulness_low", "faithfulness_high")
-"""Fields of a summary for the columns faithfulness, low and high of a curve, behind a prefix."""
+_FIELDS = {"faithfulness": "faithfulness", "faithfulness_low": "low", "faithfulness_high": "high"}
+"""Field of a summary -> column of a curve."""
+
+
+def faithfulness_fields(row: Mapping[Any, Any], prefix: str) -> dict[str, float]:
+    """Return the fields of a summary, their names behind ``prefix``, from the row of a curve."""
+    return {prefix + field: float(row[column]) for field, column in _FIELDS.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class FaithfulnessJudge:
-    """Computes the metric and the faithfulness of circuits on some pairs."""
+    """Computes the metric and the faithfulness of circuits on the pairs of ``runs``."""
 
     runs: Runs = field(repr=False)
-    """The pairs that circuits are judged on."""
     seed: int
 
     @cached_property
     def values_without_edges(self) -> Float[np.ndarray, " pair"]:
-        return compute_circuit_metrics(
-            self.runs, np.zeros((1, self.runs.graph.n_edges), dtype=bool)
-        )[0].numpy()
+        nothing = np.zeros((1, self.runs.graph.n_edges), dtype=bool)
+        return compute_circuit_metrics(self.runs, nothing)[0].numpy()
 
     @property
     def values_of_model(self) -> Float[np.ndarray, " pair"]:
-        return self.runs.clean_values.double().numpy()
+        return self.runs.clean_values.numpy()
 
     @cached_property
     def gap(self) -> Interval:
-        """Mean over pairs, with interval, of the whole model's metric minus the metric with all edges ablated."""
+        """Mean over pairs of the whole model's metric minus the metric with all edges ablated."""
         difference = self.values_of_model - self.values_without_edges
         return interval(difference, generator=np.random.default_rng([self.seed, 3]))
 
@@ -77,10 +81,9 @@ class FaithfulnessJudge:
         *,
         advance: Callable[[float], object] = lambda circuits: None,
     ) -> Float[np.ndarray, "circuit pair"]:
-        """Run the model with only the edges of each of ``circuits``, and return the metric of each pair.
+        """Run the model with only the edges of each of ``circuits`` that are on paths; return the metric of each pair.
 
-        Edges on no path from the input to what the metric reads are ablated too. ``advance`` is called with circuits
-        done.
+        ``advance`` is called with circuits done.
         """
         unlike: dict[bytes, int] = {}
         at = [
@@ -95,15 +98,15 @@ class FaithfulnessJudge:
         Columns: ``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95% bootstrap; nan for one pair). The
         last three are nan unless the interval of ``gap`` excludes 0.
         """
-        frame = pd.DataFrame({"value": values.mean(1)})
+        frame, nothing = pd.DataFrame({"value": values.mean(1)}), self.values_without_edges
         if not self.gap.excludes_zero:
             return frame.assign(faithfulness=np.nan, low=np.nan, high=np.nan)
-        n, gap = len(self.values_of_model), self.values_of_model - self.values_without_edges
+        n, gap = len(nothing), self.values_of_model - nothing
         drawn = np.random.default_rng([self.seed, 9]).multinomial(n, np.full(n, 1 / n), 1000) / n
         with np.errstate(divide="ignore", invalid="ignore"):
-            ratios = ((values - self.values_without_edges) @ drawn.T) / (drawn @ gap)
+            ratios = ((values - nothing) @ drawn.T) / (drawn @ gap)
         low, high = np.nanquantile(ratios, [0.025, 0.975], axis=1)
-        f = (values.mean(1) - self.values_without_edges.mean()) / gap.mean()
+        f = (values.mean(1) - nothing.mean()) / gap.mean()
         return frame.assign(faithfulness=f, low=low, high=high)
 
 
@@ -120,12 +123,11 @@ class Curve:
 
     @property
     def areas(self) -> pd.DataFrame:
-        """A table of CPR and CMD, each over the share of edges and its logarithm, for edges, nodes and random edges."""
+        """A table of CPR and CMD, each over the share of edges and its logarithm, for each kind of circuit."""
         return curve_areas(self.frame)
 
 
 def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return CPR and CMD (areas over share and log share) for each kind of circuit in a curve's table."""
     rows = []
     for by, own in frame.groupby("by", sort=False):
         f = own.groupby("share")["faithfulness"].agg(lambda draws: draws.to_numpy().mean())
@@ -136,11 +138,11 @@ def curve_areas(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def smallest_faithful_share(frame: pd.DataFrame) -> float:
-    """Return the smallest share from which on circuits in ``frame`` keep 80% to 120% of the metric; nan if none do."""
+    """Return the smallest share that carries the metric, from a curve's table; nan if none does."""
     own = frame.loc[frame["by"].eq("edges")].sort_values("share", ascending=False)
     holds = own["low"].ge(CARRIES).to_numpy() & own["faithfulness"].le(AT_MOST).to_numpy()
     reached = own["share"].to_numpy(float)[np.logical_and.accumulate(holds)]
-    return float(reached[-1]) if len(reached) else float("nan")
+    return float(reached[-1]) if len(reached) else np.nan
 
 
 def trapezoid_area(
@@ -151,7 +153,7 @@ def trapezoid_area(
 ) -> float:
     """Return the area under ``value`` over ``share``; if ``logarithmic``, the mean of ``value`` over log share."""
     if len(share) < 2:
-        return float("nan")
+        return np.nan
     x = np.log(share) if logarithmic else share
     total = float(np.sum((value[1:] + value[:-1]) / 2 * np.diff(x)))
     return total / float(x[-1] - x[0]) if logarithmic else total
@@ -175,26 +177,21 @@ def compute_curve(
     rows: list[dict[str, object]] = []
     masks: list[Bool[np.ndarray, " edge"]] = []
 
-    def add_circuit(
-        by: str, share: float, n: int, mask: Bool[np.ndarray, " edge"], draw: int = 0
-    ) -> None:
+    def add_circuit(by: str, share: float, n: int, mask: np.ndarray, draw: int = 0) -> None:
         rows.append({"by": by, "share": share, "n": n, "draw": draw})
         masks.append(mask)
 
     for share in sorted(asked.sizes):
         n = max(1, round(share * graph.n_edges))
-        one = choose_edges(graph, mean, n, how=asked.choice, outputs=outputs)
-        add_circuit("edges", share, n, one)
+        own = choose_edges(graph, mean, n, how=asked.choice, outputs=outputs)
+        add_circuit("edges", share, n, own)
         if asked.nodes:
             wanted = max(1, round(share * len(graph.writers)))
-            add_circuit(
-                "nodes", share, wanted, edges_between(graph, largest_edges(of_nodes, wanted))
-            )
-        if share < 1:
-            for draw in range(asked.random):
-                add_circuit(
-                    "random", share, n, draw_random_circuit(graph, one, generator=generator), draw
-                )
+            nodes = largest_edges(of_nodes, wanted)
+            add_circuit("nodes", share, wanted, edges_between(graph, nodes))
+        for draw in range(asked.random if share < 1 else 0):
+            other = draw_random_circuit(graph, own, generator=generator)
+            add_circuit("random", share, n, other, draw)
     return Curve(frame=judged_rows(judge, rows, masks, advance=advance), gap=judge.gap)
 
 
@@ -205,7 +202,7 @@ def judged_rows(
     *,
     advance: Callable[[float], object] = lambda circuits: None,
 ) -> pd.DataFrame:
-    """Return a table of ``rows``, one per circuit, with counts of its connected edges and nodes, and faithfulness."""
+    """Return a table of ``rows``, one per circuit, with ``connected``, ``nodes``, and its faithfulness."""
     counts = [_connected_counts(judge, one) for one in circuits]
     judged = judge.faithfulness_table(judge.metric_values(np.stack(circuits), advance=advance))
     return pd.concat([pd.DataFrame(rows), pd.DataFrame(counts), judged], axis=1)

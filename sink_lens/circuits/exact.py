@@ -25,7 +25,7 @@ from ..engine.trust import make_engine
 from ..errors import InputError
 from .graph import place_of_reader
 from .runs import Runs
-from .stream import apply_norm, mlp_read_edits
+from .stream import Tensors, apply_norm, mlp_read_edits
 
 
 def exact_scores(
@@ -90,29 +90,23 @@ def exact_node_scores(
         site, layer = sites[writer.kind], max(writer.layer, 0)
 
         def make(
-            references: References, index: int = index, site: str = site, layer: int = layer
+            references: References,
+            key: tuple[str, int] = (site, layer),
+            index: int = index,
+            label: str = writer.name,
         ) -> tuple[Edit, ...]:
-            without = streams[site, layer] - difference[:, index]
-            return (
-                freeze(
-                    site,
-                    {layer: without},
-                    positions=positions,
-                    label=runs.graph.writers[index].name,
-                ),
-            )
+            without = {key[1]: streams[key] - difference[:, index]}
+            return (freeze(key[0], without, positions=positions, label=label),)
 
         cells.append(Cell(touches=((site, (layer,)),), begin=begin, make=make))
     return _metric_drops(runs, cells, advance=advance)
 
 
-def _clean_tensors(
-    runs: Runs, sites: Sequence[str], *, begin: int
-) -> dict[tuple[str, int], Tensor]:
+def _clean_tensors(runs: Runs, sites: Sequence[str], *, begin: int) -> Tensors:
     clean = run_with(
         runs.lens, runs.clean, sites=list(sites), loss=False, logits=False, progress=False
-    ).tensors
-    return {key: tensor[:, begin:].to(runs.weights.dtype) for key, tensor in clean.items()}
+    )
+    return {key: tensor[:, begin:].to(runs.weights.dtype) for key, tensor in clean.tensors.items()}
 
 
 def _metric_drops(
@@ -126,44 +120,45 @@ def _metric_drops(
 
     for block in engine.blocks:
         engine.map(block, store_metric, advance=advance)
-    return runs.clean_values.double().numpy()[:, None] - values
+    return runs.clean_values.numpy()[:, None] - values
 
 
 def _reader_edits(
     runs: Runs,
     reader: int,
-    streams: dict[tuple[str, int], Tensor],
+    streams: Tensors,
     change: Tensor,
     *,
     positions: tuple[int, ...],
 ) -> tuple[Edit, ...]:
     """Return edits at ``positions`` under which the reader with this index reads the clean stream minus ``change``.
 
-    ``streams``: (site, layer) -> the clean run's tensor at these positions.
+    ``streams``: the clean run's tensors at these positions.
     """
     own, graph = runs.graph.readers[reader], runs.graph
     layer, name = own.layer, place_of_reader(own.kind)
-    weights = runs.weights
     where: dict[str, Any] = {"positions": positions, "label": own.name}
     if name == "logits":
-        x = streams["resid_post", layer - 1] - change
-        return (freeze("final", {0: apply_norm(x, weights.final_norm)}, layers=(0,), **where),)
-    node = weights.layers[layer]
-    x = streams["resid_pre", layer]
-    if name == "mlp" and not graph.parallel:
-        x = x + streams["attn_out", layer]
-    if name == "mlp":
-        units = list(graph.neurons.get(layer, ()))  # the neurons that are a node of their own
-        weights_by_site = (("gate", node.w_gate), ("up", node.w_up))
-        projections = {
+        read = apply_norm(streams["resid_post", layer - 1] - change, runs.weights.final_norm)
+        return (freeze("final", {0: read}, layers=(0,), **where),)
+    node, x = runs.weights.layers[layer], streams["resid_pre", layer]
+    if name == "attention":
+        weight, bias = (one[own.head] for one in node.by_head[own.kind])
+        read = apply_norm(x - change, node.attn_norm) @ weight.T + bias
+        return (freeze(own.kind, {layer: read[:, :, None]}, heads=(own.head,), **where),)
+    units = list(graph.neurons.get(layer, ()))  # the neurons that are a node of their own
+    edits = mlp_read_edits(
+        x if graph.parallel else x + streams["attn_out", layer],
+        change,
+        layer=layer,
+        norm=node.mlp_norm,
+        whole=own.kind == "mlp",
+        units=units,
+        projections={
             site: (weight, streams[site, layer][..., units])
-            for site, weight in weights_by_site
+            for site, weight in (("gate", node.w_gate), ("up", node.w_up))
             if weight is not None
-        }
-        at = {"layer": layer, "norm": node.mlp_norm, "units": units, "projections": projections}
-        return tuple(mlp_read_edits(x, change, whole=own.kind == "mlp", **at, **where))
-    new = apply_norm(x - change, node.attn_norm)
-    weight, bias = (one[own.head] for one in node.by_head[own.kind])
-    return (
-        freeze(own.kind, {layer: (new @ weight.T + bias)[:, :, None]}, heads=(own.head,), **where),
+        },
+        **where,
     )
+    return tuple(edits)

@@ -15,7 +15,7 @@ import hashlib
 import json
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ from ..records import read_run
 from ..stats import sort_by_magnitude
 from ..text import as_ranges, plural, safe_line
 from .choice import edges_between
-from .graph import Graph
+from .graph import Graph, Reader, Writer
 
 if TYPE_CHECKING:
     from ..models.load import ModelLike
@@ -67,9 +67,8 @@ class SavedCircuit:
     @property
     def sha256(self) -> str:
         """Hash of the circuit's edges and scores, the same for all file formats."""
-        return hashlib.sha256(
-            self.chosen.tobytes() + self.scores.astype(float).tobytes()
-        ).hexdigest()
+        held = self.chosen.tobytes() + self.scores.astype(float).tobytes()
+        return hashlib.sha256(held).hexdigest()
 
     @property
     def edges(self) -> pd.DataFrame:
@@ -93,11 +92,9 @@ class SavedCircuit:
                 f"neurons of the layers {as_ranges(sorted(own))} are nodes of the circuit, and not of the model; need "
                 "the same neurons=..."
             )
-        whole = re.compile(
-            rf"\bm({'|'.join(str(one) for one in graph.neurons if one not in own)})\.n"
-        )
-        names = [str(name).partition("@")[0] if every else str(name) for name in graph.names]
-        names = [whole.sub(r"m\1", name) for name in names]
+        whole = rf"\bm({'|'.join(str(one) for one in graph.neurons if one not in own)})\.n"
+        names = [re.sub(whole, r"m\1", name) for name in graph.names.tolist()]
+        names = [name.partition("@")[0] if every else name for name in names]
         at = np.array([self.graph.index.get(name, -1) for name in names])
         if lost := sorted(set(self.graph.names[self.chosen].tolist()) - set(names)):
             raise InputError(
@@ -109,7 +106,7 @@ class SavedCircuit:
         return replace(self, graph=graph, scores=scores, chosen=chosen)
 
     def save(self, path: str | Path) -> Path:
-        """Write the circuit as EAP-IG's .json, or as a MIB folder if the path has no ending; return the path."""
+        """Write the circuit as EAP-IG's .json, or as a MIB folder if the path has no ending."""
         path, graph = Path(path), self.graph
         if path.suffix.lower() not in ("", ".json"):
             raise InputError(
@@ -122,33 +119,32 @@ class SavedCircuit:
         # one span, whole MLPs, a key and value for every head; the score of a shared one is divided among its heads
         plain = replace(graph, n_kv_heads=graph.n_heads, neurons={}, spans=("",))
         writers, readers = _match_nodes(graph, plain)
-        scores = (
-            writers.T
-            @ graph.matrix(self.scores.astype(float)).sum(0)
-            @ (readers / readers.sum(1, keepdims=True))
-        )
+        shares = readers / readers.sum(1, keepdims=True)
+        scores = writers.T @ graph.matrix(self.scores.astype(float)).sum(0) @ shares
         kept = writers.T @ graph.matrix(self.chosen.astype(float)).sum(0) @ readers > 0
-        cfg = {
-            "n_layers": plain.n_layers,
-            "n_heads": plain.n_heads,
-            "d_model": plain.d_model,
-            "parallel_attn_mlp": plain.parallel,
-        }
-        _, first, second = plain.ends
-        edges = {
-            str(name): {"score": float(score), "in_graph": bool(inside)}
-            for name, score, inside in zip(
-                plain.names, scores[first, second], kept[first, second], strict=True
-            )
-        }
-        used = np.append(kept.any(1), kept[:, -1].any())  # the last reader is the logits
+        _, *ends = plain.ends
+        of_edges = zip(plain.names, scores[*ends].tolist(), kept[*ends].tolist(), strict=True)
+        used = [*kept.any(1), kept[:, -1].any()]  # the last reader is the logits
         names = [*(writer.name for writer in plain.writers), "logits"]
-        nodes = {name: {"in_graph": bool(inside)} for name, inside in zip(names, used, strict=True)}
-        own = {"n_kv_heads": graph.n_kv_heads, "written_by": "sink_lens"}
+        held = {
+            "cfg": {
+                "n_layers": plain.n_layers,
+                "n_heads": plain.n_heads,
+                "d_model": plain.d_model,
+                "parallel_attn_mlp": plain.parallel,
+            },
+            "nodes": {
+                name: {"in_graph": bool(inside)} for name, inside in zip(names, used, strict=True)
+            },
+            "edges": {
+                name: {"score": score, "in_graph": inside} for name, score, inside in of_edges
+            },
+            "sink_lens": {"n_kv_heads": graph.n_kv_heads, "written_by": "sink_lens"},
+        }
         if not path.suffix:
             path.mkdir(exist_ok=True)
-        text = json.dumps({"cfg": cfg, "nodes": nodes, "edges": edges, "sink_lens": own})
-        (path if path.suffix else path / "importances.json").write_text(text, "utf-8")
+        file = path if path.suffix else path / "importances.json"
+        file.write_text(json.dumps(held), "utf-8")
         return path
 
 
@@ -176,11 +172,8 @@ def read(path: str | Path, *, model: "ModelLike | None" = None) -> SavedCircuit:
 
         graph = Graph.of(as_lens(model))
     if path.is_dir():
-        found = [
-            path / name
-            for name in ("run.json", "importances.json", "importances.pt")
-            if (path / name).is_file()
-        ]
+        known = (path / name for name in ("run.json", "importances.json", "importances.pt"))
+        found = [file for file in known if file.is_file()]
         if not found:
             raise InputError(
                 f"{path} is no run and has neither importances.json nor importances.pt; need one of these"
@@ -189,9 +182,7 @@ def read(path: str | Path, *, model: "ModelLike | None" = None) -> SavedCircuit:
     check_regular_file(path, what="the file of the circuit")
     try:
         if path.suffix == ".csv":
-            return _circuit_from_list(
-                pd.DataFrame(pd.read_csv(path, dtype=str, keep_default_na=False)), graph
-            )
+            return _circuit_from_list(pd.read_csv(path, dtype=str, keep_default_na=False), graph)
         if path.suffix == ".pt":
             circuit = _circuit_from_tensors(path, graph)
         elif path.name == "run.json":
@@ -232,11 +223,11 @@ def _circuit_from_table(frame: pd.DataFrame, d_model: int | None) -> SavedCircui
     writers, readers = ({one[at] for one in ends} for at in (0, 1))
     heads = [tuple(map(int, one[1:].split(".h"))) for one in writers if one.startswith("a")]
     shared = [int(one.split(".kv")[1].split("<")[0]) for one in readers if ".kv" in one]
-    n_heads = 1 + max(head for _, head in heads)
-    if n_heads * (1 + max(layer for layer, _ in heads)) > len(heads):
+    n_layers, n_heads = (1 + max(one[at] for one in heads) for at in (0, 1))
+    if n_heads * n_layers > len(heads):
         raise ValueError(f"its {len(names)} edges are not all edges of a model")
     graph = Graph(
-        n_layers=1 + max(layer for layer, _ in heads),
+        n_layers=n_layers,
         n_heads=n_heads,
         n_kv_heads=1 + max(shared) if shared else n_heads,
         d_model=int(d_model or 0),
@@ -259,39 +250,33 @@ def _circuit_from_list(frame: pd.DataFrame, graph: Graph | None) -> SavedCircuit
     chosen, scores = np.zeros(graph.n_edges, dtype=bool), np.zeros(graph.n_edges)
     if "edge" in frame:
         for number, row in enumerate(frame.to_dict("records"), 2):
-            edge = _with_shared_kv_head(str(row["edge"]).strip(), graph)
-            if edge not in graph.index:
+            at = graph.index.get(_with_shared_kv_head(str(row["edge"]).strip(), graph))
+            if at is None:
                 raise ValueError(
                     f"line {number}: {row['edge']!r} is no edge of the model, such as {graph.names[0]}"
                 )
-            chosen[graph.index[edge]] |= str(row.get("in_circuit", "true")).lower() in (
-                "true",
-                "1",
-                "yes",
-            )
-            scores[graph.index[edge]] += float(row.get("score", 0.0))
+            chosen[at] |= str(row.get("in_circuit", "true")).lower() in ("true", "1", "yes")
+            scores[at] += float(row.get("score", 0.0))
         return SavedCircuit(graph=graph, scores=scores, chosen=chosen)
     if "node" not in frame and not {"layer", "head"} <= set(frame.columns):
         raise ValueError(f"its columns are {', '.join(map(str, frame.columns))}")
-    names = [
-        str(row["node"] if "node" in row else f"{row['layer']}.{row['head']}")
-        for row in frame.to_dict("records")
-    ]
+    names = frame["node"] if "node" in frame else frame["layer"] + "." + frame["head"]
     nodes = {_convert_node_name(name.replace(" ", "")) for name in names} - {"input", "logits"}
     if not any(one.startswith("m") for one in nodes):
         nodes |= {f"m{layer}" for layer in range(graph.n_layers)}
     known = [writer.name for writer in graph.writers]
     if unknown := sorted(nodes - set(known)):
         raise ValueError(f"{unknown[0]!r} is no node of the model, which has {_sizes_text(graph)}")
-    return SavedCircuit(
-        graph=graph, scores=scores, chosen=edges_between(graph, np.isin(known, sorted(nodes)))
-    )
+    chosen = edges_between(graph, np.isin(known, sorted(nodes)))
+    return SavedCircuit(graph=graph, scores=scores, chosen=chosen)
 
 
 def _convert_node_name(name: str) -> str:
     """Return the library's name of a node: a9.h9 for 9.9, L9H9 and L9.H9; m5 for MLP5; any other name as it is."""
-    head, mlp = _HEAD.fullmatch(name), _MLP.fullmatch(name)
-    return f"a{head[1]}.h{head[2]}" if head else f"m{mlp[1]}" if mlp else name
+    if head := _HEAD.fullmatch(name):
+        return f"a{head[1]}.h{head[2]}"
+    mlp = _MLP.fullmatch(name)
+    return f"m{mlp[1]}" if mlp else name
 
 
 def _with_shared_kv_head(name: str, graph: Graph) -> str:
@@ -303,14 +288,13 @@ def _with_shared_kv_head(name: str, graph: Graph) -> str:
 
 
 def _match_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
-    writers, readers = (
-        [one.name.removesuffix(".n") for one in some] for some in (graph.writers, graph.readers)
-    )
-    return (
-        np.array(writers)[:, None] == np.array([one.name for one in plain.writers])[None],
-        np.array(readers)[:, None]
-        == np.array([_with_shared_kv_head(one.name, graph) for one in plain.readers])[None],
-    )
+    """Return which writers of ``plain`` belong to each writer of ``graph``, and which readers to each reader."""
+
+    def match(own: Sequence[Writer | Reader], others: Sequence[Writer | Reader]) -> np.ndarray:
+        names = np.array([one.name.removesuffix(".n") for one in own])
+        return names[:, None] == [_with_shared_kv_head(one.name, graph) for one in others]
+
+    return match(graph.writers, plain.writers), match(graph.readers, plain.readers)
 
 
 def _convert_from_eap_ig(
@@ -320,10 +304,7 @@ def _convert_from_eap_ig(
     *,
     n_kv_heads: int | None,
 ) -> SavedCircuit:
-    """Convert EAP-IG's circuit, with keys and values for every head in ``plain``, to ``n_kv_heads`` shared ones.
-
-    ``scores`` of edges into heads that share one add up; an edge is in the circuit if any of them is in ``kept``.
-    """
+    """Convert EAP-IG's circuit, with keys and values for every head in ``plain``, to ``n_kv_heads`` shared ones."""
     n_kv_heads = plain.n_heads if n_kv_heads is None else n_kv_heads
     if n_kv_heads < 1 or plain.n_heads % n_kv_heads:
         raise ValueError(f"{n_kv_heads} key-value heads for {plain.n_heads} heads")
@@ -337,17 +318,14 @@ def _convert_from_eap_ig(
             "file's, and keeps another share of the metric than EAP-IG's own code says",
             stacklevel=4,
         )
-    _, first, second = graph.ends
-    return SavedCircuit(
-        graph=graph, scores=(scores @ heads)[first, second], chosen=inside[first, second]
-    )
+    _, *ends = graph.ends
+    return SavedCircuit(graph=graph, scores=(scores @ heads)[*ends], chosen=inside[*ends])
 
 
 def _eap_ig_graph(cfg: Mapping[str, Any], *, model: Graph | None, n_listed: int) -> Graph:
     """Make the graph of EAP-IG's file from its sizes ``cfg``; every head has a key and a value of its own in it.
 
-    Before it is made, the sizes are compared with those of the ``model``; without one, ``n_listed``, the number of
-    edges in the file, bounds them.
+    The sizes must be those of the ``model``; without one, the number of edges in the file, ``n_listed``, bounds them.
     """
     sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
     layers, heads = sizes["n_layers"], sizes["n_heads"]
@@ -362,9 +340,7 @@ def _eap_ig_graph(cfg: Mapping[str, Any], *, model: Graph | None, n_listed: int)
         raise InputError(
             f"the circuit has {n_listed:,} edges and is of {said}; need the model for it: model=..."
         )
-    return Graph(
-        **sizes, n_kv_heads=sizes["n_heads"], parallel=bool(cfg.get("parallel_attn_mlp", False))
-    )
+    return Graph(**sizes, n_kv_heads=heads, parallel=bool(cfg.get("parallel_attn_mlp", False)))
 
 
 def _circuit_from_json(held: Mapping[str, Any], graph: Graph | None) -> SavedCircuit:
@@ -376,7 +352,8 @@ def _circuit_from_json(held: Mapping[str, Any], graph: Graph | None) -> SavedCir
     for name, edge in edges.items():
         at = plain.index[name]
         scores[at], kept[at] = float(edge["score"]), bool(edge["in_graph"])
-    n_kv_heads = held.get("sink_lens", {}).get("n_kv_heads") if n_kv_heads is None else n_kv_heads
+    if n_kv_heads is None:
+        n_kv_heads = held.get("sink_lens", {}).get("n_kv_heads")
     return _convert_from_eap_ig(
         plain, plain.matrix(scores)[0], plain.matrix(kept)[0], n_kv_heads=n_kv_heads
     )

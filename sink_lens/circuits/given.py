@@ -43,8 +43,7 @@ class CircuitEvaluation:
     frame: pd.DataFrame
     """One row per circuit: ``by`` (circuit; without, all edges but its own; random, of the same size and depth;
     swapped, the circuit with a tenth of its edges replaced by random ones between its own nodes; edges, a size of the
-    curve of its file's scores), ``n``, ``connected``, ``nodes``, ``value``, ``faithfulness``, ``low``,
-    ``high``."""
+    curve of its file's scores), and further columns of ``Curve.frame``."""
     gap: Interval
     """The metric of all edges less that of none."""
 
@@ -55,7 +54,7 @@ class CircuitEvaluation:
 
     @property
     def without_faithfulness(self) -> float:
-        """Share of the metric that all edges outside the circuit keep: 0 if nothing is left without the circuit.
+        """Share of the metric that all edges outside the circuit keep.
 
         0 does not say that the circuit has all that the task needs: one edge that everything passes, such as that from
         the input to the first MLP, is enough to leave nothing without it.
@@ -102,10 +101,7 @@ def evaluate(
         raise InputError(
             "sizes need scores, and the circuit has none; leave sizes out, or find a circuit of your own"
         )
-    judge, generator = (
-        FaithfulnessJudge(runs=runs, seed=config.seed),
-        np.random.default_rng([config.seed, 10]),
-    )
+    judge = FaithfulnessJudge(runs=runs, seed=config.seed)
     if own.found_on == runs.clean.hash:
         warnings.warn(
             "the circuit was found on these same pairs, which flatters it; need other pairs, such as another seed's",
@@ -115,12 +111,12 @@ def evaluate(
         raise InputError(
             "no edge of the circuit lies on a path from the input to the metric; need one that does"
         )
-    masks = [own.chosen, ~own.chosen]
-    masks += [draw_random_circuit(graph, own.chosen, generator=generator) for _ in range(random)]
+    generator = np.random.default_rng([config.seed, 10])
+    drawn = [draw_random_circuit(graph, own.chosen, generator=generator) for _ in range(random)]
     swapped = swap_tenth(
         graph, own.chosen, draws=random, generator=np.random.default_rng([config.seed, 11])
     )
-    masks += swapped
+    masks = [own.chosen, ~own.chosen, *drawn, *swapped]
     names = ["circuit", "without", *["random"] * random, *["swapped"] * len(swapped)]
     rows = [{"by": by, "n": mask.sum()} for by, mask in zip(names, masks, strict=True)]
     frame = judged_rows(judge, rows, masks)
@@ -145,7 +141,7 @@ def _as_saved_circuit(circuit: Given, lens: LensModel | None = None) -> SavedCir
 
 @dataclass(frozen=True, kw_only=True)
 class CircuitComparison:
-    """The result of comparing two circuits of one model edge by edge."""
+    """Two circuits of one model, edge by edge."""
 
     frame: pd.DataFrame
     """The edges of either: ``edge``, ``one``, ``other`` (it has it), ``score_one``, ``score_other``
@@ -162,7 +158,7 @@ class CircuitComparison:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Sentences on how many edges both circuits have, and how their scores agree."""
+        """Sentences on how many edges both have, and how their scores agree."""
         one, other = (self.frame[name].to_numpy(bool) for name in ("one", "other"))
         both = int((one & other).sum())
         told = [
@@ -198,23 +194,17 @@ def compare(one: Given, other: Given, *, model: ModelLike | None = None) -> Circ
         # its scores are sums over all positions, or of whole MLPs
         second = replace(second, scores=np.zeros(first.graph.n_edges))
     either = np.flatnonzero(first.chosen | second.chosen)
-    order = either[
-        np.argsort(-np.maximum(np.abs(first.scores), np.abs(second.scores))[either], kind="stable")
-    ]
-    frame = pd.DataFrame(
-        {
-            "edge": first.graph.names[order],
-            "one": first.chosen[order],
-            "other": second.chosen[order],
-            "score_one": first.scores[order].astype(float) if first.scores.any() else np.nan,
-            "score_other": second.scores[order].astype(float) if second.scores.any() else np.nan,
-        }
-    )
+    sizes = np.abs(first.scores), np.abs(second.scores)
+    order = either[np.argsort(-np.maximum(*sizes)[either], kind="stable")]
+    frame = pd.DataFrame({"edge": first.graph.names[order]})
+    frame["one"], frame["other"] = first.chosen[order], second.chosen[order]
+    for name, own in (("score_one", first), ("score_other", second)):
+        frame[name] = own.scores[order].astype(float) if own.scores.any() else np.nan
     ranked = np.ptp(first.scores) and np.ptp(second.scores)
-    rank: Any = spearmanr(np.abs(first.scores), np.abs(second.scores)) if ranked else None
+    rank: Any = spearmanr(*sizes) if ranked else None
     return CircuitComparison(
         frame=frame,
         jaccard=jaccard(first.chosen, second.chosen),
-        rank_correlation=float(rank.statistic) if ranked else float("nan"),
+        rank_correlation=float(rank.statistic) if ranked else np.nan,
         copies=len(first.graph.spans) if found.graph.spans == ("",) else 1,
     )

@@ -12,7 +12,7 @@ both of its ends are at the same positions, since only attention moves between p
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -28,13 +28,13 @@ _STACK_BYTES = 192 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Writer:
-    """A node that adds to the residual stream: the input, a head, an MLP, or a set of neurons."""
+    """A node that adds to the residual stream."""
 
     name: str
     kind: str
     """input, head, mlp or neurons."""
     layer: int
-    """Its layer; -1 for the input."""
+    """-1 for the input."""
     head: int = -1
     stage: int
     """Place in the order of computation: attention of layer L is 2L + 1, its MLP 2L + 2, the input 0."""
@@ -42,15 +42,15 @@ class Writer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A node that reads the residual stream: a head's query, key or value, an MLP, or the logits."""
+    """A node that reads the residual stream."""
 
     name: str
     kind: str
     """q, k, v, g (the gate of a head's output), mlp, neurons or logits."""
     layer: int
-    """Its layer; the number of layers for logits."""
+    """The number of layers for logits."""
     head: int = -1
-    """Its head; the key-value head for k and v."""
+    """The key-value head for k and v."""
     stage: int
     """It reads what is written before this stage."""
 
@@ -80,7 +80,7 @@ class Graph:
         neurons: Mapping[int, Sequence[int]] | None = None,
         spans: Sequence[str] = ("",),
     ) -> "Graph":
-        """Make a model's graph; ``neurons``, layer -> neurons, are nodes of their own, and each span has every edge.
+        """Make a model's graph; other arguments are ``Graph``'s fields.
 
         Raises:
             ModelError: a mixture of experts, a hybrid, or a model that can only be measured.
@@ -119,7 +119,7 @@ class Graph:
         neurons: Mapping[int, Sequence[int]] | None = None,
         spans: Sequence[str] = ("",),
     ) -> "Graph":
-        """Make the graph of a dense decoder from its sizes, without weights; other arguments are ``Graph``'s fields.
+        """Make the graph of a dense decoder from its sizes, without weights.
 
         Raises:
             InputError: a layer or a neuron that does not exist.
@@ -157,57 +157,60 @@ class Graph:
         """The writers in the order of computation; within an MLP, the neurons that are a node come first."""
         found = [Writer(name="input", kind="input", layer=-1, stage=0)]
         for layer in range(self.n_layers):
-            heads = range(self.n_heads)
-            attention, mlp = (
-                {"layer": layer, "stage": 2 * layer + 1},
-                {"layer": layer, "stage": 2 * layer + 2},
-            )
+            stage = 2 * layer + 1
             found += [
-                Writer(name=f"a{layer}.h{head}", kind="head", head=head, **attention)
-                for head in heads
+                Writer(name=f"a{layer}.h{head}", kind="head", layer=layer, head=head, stage=stage)
+                for head in range(self.n_heads)
             ]
-            if layer in self.neurons:
-                found.append(Writer(name=f"m{layer}.n", kind="neurons", **mlp))
-            found.append(Writer(name=f"m{layer}", kind="mlp", **mlp))
+            found += [
+                Writer(name=name, kind=kind, layer=layer, stage=stage + 1)
+                for name, kind in self._mlp_nodes(layer)
+            ]
         return tuple(found)
+
+    def _mlp_nodes(self, layer: int) -> list[tuple[str, str]]:
+        """Return (name, kind) of the nodes of a layer's MLP."""
+        own = [(f"m{layer}.n", "neurons")] if layer in self.neurons else []
+        return [*own, (f"m{layer}", "mlp")]
 
     @cached_property
     def readers(self) -> tuple[Reader, ...]:
         """The readers in the order of computation."""
         found: list[Reader] = []
         kv = "h" if self.heads_per_key == 1 else "kv"
+        kinds = [("q", "h", self.n_heads), ("k", kv, self.n_kv_heads), ("v", kv, self.n_kv_heads)]
+        kinds += [("g", "h", self.n_heads)] * self.gated
         for layer in range(self.n_layers):
-            at: dict[str, Any] = {"layer": layer, "stage": 2 * layer + 1}
-            rows = [
-                ("q", "h", self.n_heads),
-                ("k", kv, self.n_kv_heads),
-                ("v", kv, self.n_kv_heads),
+            stage = 2 * layer + 1
+            found += [
+                Reader(
+                    name=f"a{layer}.{word}{head}<{kind}>",
+                    kind=kind,
+                    layer=layer,
+                    head=head,
+                    stage=stage,
+                )
+                for kind, word, count in kinds
+                for head in range(count)
             ]
-            rows += [("g", "h", self.n_heads)] * self.gated
-            for kind, word, count in rows:
-                for head in range(count):
-                    found.append(
-                        Reader(name=f"a{layer}.{word}{head}<{kind}>", kind=kind, head=head, **at)
-                    )
-            at["stage"] = 2 * layer + (1 if self.parallel else 2)
-            if layer in self.neurons:
-                found.append(Reader(name=f"m{layer}.n", kind="neurons", **at))
-            found.append(Reader(name=f"m{layer}", kind="mlp", **at))
-        found.append(
-            Reader(name="logits", kind="logits", layer=self.n_layers, stage=2 * self.n_layers + 1)
-        )
-        return tuple(found)
+            found += [
+                Reader(name=name, kind=kind, layer=layer, stage=stage + (not self.parallel))
+                for name, kind in self._mlp_nodes(layer)
+            ]
+        end = self.n_layers
+        return (*found, Reader(name="logits", kind="logits", layer=end, stage=2 * end + 1))
 
     @cached_property
     def places(self) -> dict[tuple[str, int], tuple[int, ...]]:
         """(attention, mlp or logits; layer) -> indices of the readers of the stream at that place."""
-        found: dict[tuple[str, int], list[int]] = {}
+        found: dict[tuple[str, int], tuple[int, ...]] = {}
         for index, reader in enumerate(self.readers):
-            found.setdefault((place_of_reader(reader.kind), reader.layer), []).append(index)
-        return {place: tuple(some) for place, some in found.items()}
+            place = place_of_reader(reader.kind), reader.layer
+            found[place] = (*found.get(place, ()), index)
+        return found
 
     def writers_of_layer(self, layer: int) -> slice:
-        """Return the slice of ``writers`` that has a layer's heads, its separate neurons and its MLP."""
+        """Return the slice of ``writers`` that belongs to a layer."""
         start = 1 + layer * (self.n_heads + 1) + sum(one < layer for one in self.neurons)
         return slice(start, start + self.n_heads + 1 + (layer in self.neurons))
 
@@ -233,6 +236,11 @@ class Graph:
         return found[0], found[1], found[2]
 
     @property
+    def shape(self) -> tuple[int, int, int]:
+        """Numbers of spans, writers and readers."""
+        return len(self.spans), len(self.writers), len(self.readers)
+
+    @property
     def n_edges(self) -> int:
         """Number of edges."""
         return len(self.spans) * sum(self._writer_counts)
@@ -241,10 +249,10 @@ class Graph:
     def names(self) -> np.ndarray:
         """Name of every edge, such as a0.h2->m1, in the order of edges."""
         spans, writers, readers = self.ends
-        first = np.array([writer.name for writer in self.writers], dtype=object)[writers]
-        second = np.array([reader.name for reader in self.readers], dtype=object)[readers]
-        last = np.array([f"@{span}" if span else "" for span in self.spans], dtype=object)[spans]
-        return first + "->" + second + last
+        first = np.array([f"{one.name}->" for one in self.writers], dtype=object)[writers]
+        second = np.array([one.name for one in self.readers], dtype=object)[readers]
+        last = np.array([f"@{one}" if one else "" for one in self.spans], dtype=object)[spans]
+        return first + second + last
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -256,21 +264,16 @@ class Graph:
         """Mask [reader writer]: True if both belong to the same node, such as a head's query and the head's output."""
         found = np.zeros((len(self.readers), len(self.writers)), dtype=bool)
         for row, reader in enumerate(self.readers):
+            shared = self.heads_per_key if reader.kind in ("k", "v") else 1
+            kind = "head" if place_of_reader(reader.kind) == "attention" else reader.kind
             for column, writer in enumerate(self.writers):
-                if reader.layer != writer.layer:
-                    continue
-                if writer.kind == "head" and reader.kind in ("q", "k", "v", "g"):
-                    shared = self.heads_per_key if reader.kind in ("k", "v") else 1
-                    found[row, column] = writer.head // shared == reader.head
-                else:
-                    found[row, column] = writer.kind == reader.kind
+                same = (writer.layer, writer.kind, writer.head // shared)
+                found[row, column] = same == (reader.layer, kind, reader.head)
         return found
 
     def matrix(self, values: np.ndarray) -> np.ndarray:
         """Return values, one per edge, as an array [span writer reader] that is 0 where there is no edge."""
-        found = np.zeros(
-            (len(self.spans), len(self.writers), len(self.readers)), dtype=values.dtype
-        )
+        found = np.zeros(self.shape, dtype=values.dtype)
         found[self.ends] = values
         return found
 

@@ -41,7 +41,7 @@ from ..models.unembedding import uncapped_logits, unembedding_vectors
 from ..models.weights import final_norm, mlp_weights, norm_weights, output_weights
 from ..records import display
 from ..stats import sort_by_magnitude, t_intervals
-from .stream import post_norm_factor
+from .stream import Tensors, post_norm_factor
 
 By = Literal["layer", "head", "neuron"]
 _READ: Mapping[By, tuple[str, ...]] = {
@@ -81,7 +81,7 @@ class LogitAttribution:
     what: str
     """The answers, in words."""
     notes: tuple[str, ...] = ()
-    """Notes on the model, such as that its weights are quantised."""
+    """On the model, such as that its weights are quantised."""
 
     def strongest(self, n: int = 10) -> pd.DataFrame:
         """Return the ``n`` rows of ``frame`` with the largest absolute contributions."""
@@ -133,17 +133,13 @@ def direct_logit_attribution(
         )
     for site in _READ[by]:
         site_of(site, family=lens.family)
-    sites = (
-        "resid_pre",
-        *_READ[by],
-        *(site for site in ADDED if lens.layers_with(site)),
-        "resid_post",
-        "final",
-    )
+    added = (site for site in ADDED if lens.layers_with(site))
     refuse_integer_positions(batch, [position], of="position")
     at = positions_from_start(batch.lengths.cpu(), position)
-    signed = [(+1, _answer_ids(lens, batch, answer, at=at))]
-    signed += [] if incorrect is None else [(-1, _answer_ids(lens, batch, incorrect, at=at))]
+    what, signed = f"logit of {answer!r}", [(+1, _answer_ids(lens, batch, answer, at=at))]
+    if incorrect is not None:
+        what += f" minus that of {incorrect!r}"
+        signed.append((-1, _answer_ids(lens, batch, incorrect, at=at)))
     edited = {
         layer
         for one in given
@@ -151,14 +147,15 @@ def direct_logit_attribution(
         for layer in one.edited_layers(lens.n_layers)
     }
     applied = Applied(lens=lens, edits=given, n_sequences=batch.n_sequences)
-    at_end = {"loss": False, "logits": False, "whole": True}  # the last norm
     needs = Needs(
         keys=(0,),
         layers=tuple(range(lens.n_layers)),
-        sites=sites,
+        sites=("resid_pre", *_READ[by], *added, "resid_post", "final"),
         state=True,
         positions=None,
-        **at_end,
+        loss=False,
+        logits=False,
+        whole=True,  # to the last norm
     )
     size = max(1, _TOKENS_A_FORWARD // batch.n_positions)
     labels: list[Label] = []
@@ -175,11 +172,6 @@ def direct_logit_attribution(
         whole = uncapped_logits(lens, tensors["final", 0].to(lens.device)).detach().double().cpu()
         logits.append(_signed_sum(lambda ids, whole=whole, rows=rows: whole[rows, ids], own))
     applied.warn_of_edits_without_effect()
-    what = (
-        f"logit of {answer!r}"
-        if incorrect is None
-        else f"logit of {answer!r} minus that of {incorrect!r}"
-    )
     return _make_checked_result(
         lens, labels, torch.cat(values, dim=1), torch.cat(logits), what=what
     )
@@ -187,7 +179,7 @@ def direct_logit_attribution(
 
 def _part_contributions(
     lens: LensModel,
-    tensors: Mapping[tuple[str, int], Tensor],
+    tensors: Tensors,
     signed: Sequence[tuple[int, Tensor]],
     *,
     by: By,
@@ -195,15 +187,11 @@ def _part_contributions(
 ) -> list[tuple[Label, Float[Tensor, " batch"]]]:
     """Return (label, contribution to the logit of each sequence) for each part of the model, in float64.
 
-    ``tensors``: (site, layer) -> tensor where the answer is predicted. ``signed``: (1, right ids) and (-1, wrong ids).
-    ``by``: how parts are split. ``edited``: layers whose stream is edited, which have a row of their own.
+    ``tensors``: those where the answer is predicted. ``signed``: (1, right ids) and (-1, wrong ids). ``edited``: layers
+    whose stream is edited, which have a row of their own.
     """
     read = {place: tensor.double() for place, tensor in tensors.items()}
-    last, norm, by_layer = (
-        read["resid_post", lens.n_layers - 1],
-        final_norm(lens),
-        lens.remaining_scales,
-    )
+    last, norm = read["resid_post", lens.n_layers - 1], final_norm(lens)
     wanted = _signed_sum(lambda ids: unembedding_vectors(lens, ids)[0], signed)
     constant = _signed_sum(lambda ids: unembedding_vectors(lens, ids)[1], signed)
     through = wanted * norm.gain.double().cpu()
@@ -214,32 +202,27 @@ def _part_contributions(
     def contribution(x: Tensor) -> Float[Tensor, " batch"]:
         return (x * through).sum(-1)
 
-    before = read["resid_pre", 0] * by_layer[0]
+    scales = lens.remaining_scales
+    before = read["resid_pre", 0] * scales[0]
     found: list[tuple[Label, Tensor]] = [(("embedding", None, None, None), contribution(before))]
     for layer in range(lens.n_layers):
         own: list[tuple[Label, Tensor]] = []
         for site in lens.added_sites(layer):
-            whole, parts = contribution(read[site, layer] * by_layer[layer]), None
+            whole, parts = contribution(read[site, layer] * scales[layer]), None
             if by == "head" and site == "attn_out":
-                parts = _head_contributions(
-                    lens, read["z", layer], through * by_layer[layer], layer=layer
-                )
+                parts = _head_contributions(lens, read, through * scales[layer], layer=layer)
             elif by == "neuron" and site == "mlp_out":
-                parts = _neuron_contributions(lens, read, through * by_layer[layer], layer=layer)
+                parts = _neuron_contributions(lens, read, through * scales[layer], layer=layer)
             if parts is not None:
-                each, whole = (
-                    parts[0],
-                    _rest_of(
-                        *parts, whole=whole, exact=_adds_exactly(lens, layer=layer, site=site)
-                    ),
-                )
+                exact = _adds_exactly(lens, layer=layer, site=site)
+                whole = _rest_of(*parts, whole=whole, exact=exact)
                 own += [
                     ((by, layer, n, None) if by == "head" else (by, layer, None, n), x)
-                    for n, x in enumerate(each)
+                    for n, x in enumerate(parts[0])
                 ]
             if parts is None or bool(whole.any()):
                 own.append(((_PARTS[site], layer, None, None), whole))
-        after = read["resid_post", layer] * by_layer[layer + 1]
+        after = read["resid_post", layer] * scales[layer + 1]
         if layer in edited:
             written = contribution(after - before)
             own.append((("edit", layer, None, None), written - sum(value for _, value in own)))
@@ -254,18 +237,13 @@ def _adds_exactly(lens: LensModel, *, layer: int, site: str) -> bool | None:
     False if the bias is not the same at all tokens: in gpt_oss the router weights it.
     """
     family = lens.family
-    module = lens.layer(layer).get_submodule(
-        (family.attention if site == "attn_out" else family.mlp) or ""
-    )
+    name = family.attention if site == "attn_out" else family.mlp
+    module = lens.layer(layer).get_submodule(name or "")
     if packed_kinds(module):
         return None
-    experts = (
-        site == "mlp_out"
-        and family.experts
-        and not family.dense
-        and module.get_submodule(family.experts)
-    )
-    return not (experts and hasattr(experts, "down_proj_bias"))
+    if site == "attn_out" or not family.experts or family.dense:
+        return True
+    return not hasattr(module.get_submodule(family.experts), "down_proj_bias")
 
 
 def _rest_of(
@@ -277,7 +255,7 @@ def _rest_of(
 ) -> Float[Tensor, " batch"]:
     """Return what a sublayer adds beside the contributions of ``each`` part: its ``bias``, or what ``whole`` leaves.
 
-    The rounding of a kernel for packed weights counts to it, if it is small.
+    The small rounding of a kernel for packed weights counts to it.
     """
     left = whole - each.sum(0)
     small = ((left - bias).abs() <= MOST_ROUNDING * (each.abs().sum(0) + bias.abs())).all()
@@ -285,9 +263,9 @@ def _rest_of(
 
 
 def _head_contributions(
-    lens: LensModel, z: Tensor, through: Tensor, *, layer: int
+    lens: LensModel, read: Tensors, through: Tensor, *, layer: int
 ) -> tuple[Tensor, Tensor]:
-    after = norm_weights(lens, layer=layer, which="attn_post_norm")
+    after, z = norm_weights(lens, layer=layer, which="attn_post_norm"), read["z", layer]
     w_o, b_o = (one.double().cpu() for one in output_weights(lens, layer=layer))
     total = torch.einsum("bhd,hdm->bm", z, w_o) + b_o
     through = through * post_norm_factor(total[:, None], after)[:, 0].double().cpu()
@@ -295,15 +273,12 @@ def _head_contributions(
 
 
 def _neuron_contributions(
-    lens: LensModel, read: Mapping[tuple[str, int], Tensor], through: Tensor, *, layer: int
+    lens: LensModel, read: Tensors, through: Tensor, *, layer: int
 ) -> tuple[Tensor, Tensor]:
-    weights, after = (
-        mlp_weights(lens, layer=layer),
-        norm_weights(lens, layer=layer, which="mlp_post_norm"),
-    )
-    behind = (
-        through * post_norm_factor(read["down_out", layer][:, None], after)[:, 0].double().cpu()
-    )
+    weights = mlp_weights(lens, layer=layer)
+    after = norm_weights(lens, layer=layer, which="mlp_post_norm")
+    factor = post_norm_factor(read["down_out", layer][:, None], after)
+    behind = through * factor[:, 0].double().cpu()
     w_down, b_down = weights.w_down.double().cpu(), weights.b_down.double().cpu()
     return (read["neurons", layer] * (behind @ w_down)).T, behind @ b_down
 
@@ -328,14 +303,8 @@ def _make_checked_result(
         )
     frame = pd.DataFrame(labels, columns=["part", "layer", "head", "neuron"])
     frame = frame.astype({"layer": "Int64", "head": "Int64", "neuron": "Int64"})
-    found = t_intervals(values.numpy())
-    for name, part in (
-        ("contribution", "estimate"),
-        ("ci_low", "low"),
-        ("ci_high", "high"),
-        ("n", "n"),
-    ):
-        frame[name] = [getattr(one, part) for one in found]
+    found = [(one.estimate, one.low, one.high, one.n) for one in t_intervals(values.numpy())]
+    frame[["contribution", "ci_low", "ci_high", "n"]] = pd.DataFrame(found)
     return LogitAttribution(frame=frame, values=values, logits=logits, what=what, notes=lens.notes)
 
 
@@ -348,12 +317,9 @@ def _answer_ids(
         raise InputError(
             f"there are {len(several)} answers for {batch.n_sequences} prompts; need one, or one for each"
         )
-    rows = [
-        row[: end + 1].tolist() for row, end in zip(batch.tokens.cpu(), at.tolist(), strict=True)
-    ]
     ids = [
-        answer_id(one, row, lens.tokenizer, what="the answer")
-        for one, row in zip(several, rows, strict=True)
+        answer_id(one, row[: end + 1].tolist(), lens.tokenizer, what="the answer")
+        for one, row, end in zip(several, batch.tokens.cpu(), at.tolist(), strict=True)
     ]
     if not all(0 <= one < lens.d_vocab for one in ids):
         raise InputError(f"the answers are the ids {ids[:5]}; need 0 to {lens.d_vocab - 1}")

@@ -7,18 +7,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.circuits.config import SIZES
-from sink_lens.circuits.picture import EdgeCircuit, draw_curve, place_of_node
-from sink_lens.circuits.sentences import (
-    are_scores_complete,
-    circuit_sentences,
-    edge_count_text,
-    faithfulness_text,
-    is_gap_clear,
-)
-from sink_lens.lazy import import_object
-from sink_lens.records import Run
-from sink_lens.report.explorer import (
+from ..lazy import import_object
+from ..records import Run
+from ..report.explorer import (
     CURVE,
     answer_fields,
     curve_rows,
@@ -26,7 +17,7 @@ from sink_lens.report.explorer import (
     edges_for_page,
     pattern_base64,
 )
-from sink_lens.report.page import (
+from ..report.page import (
     Drawn,
     Listed,
     Page,
@@ -38,7 +29,7 @@ from sink_lens.report.page import (
     table_maker,
     table_reader,
 )
-from sink_lens.text import (
+from ..text import (
     as_text,
     capitalise,
     edge_label,
@@ -47,14 +38,21 @@ from sink_lens.text import (
     safe_line,
     token_text,
 )
+from .config import SIZES
+from .picture import EdgeCircuit, draw_curve, place_of_node
+from .sentences import (
+    are_scores_complete,
+    circuit_sentences,
+    edge_count_text,
+    faithfulness_text,
+    is_gap_clear,
+)
 
 
 def read_edge_circuit(run: Run) -> EdgeCircuit:
     heads, kv_heads = (int(run.provenance.get(name) or 1) for name in ("n_heads", "n_kv_heads"))
-    circuit, group = (
-        run.need("circuit", columns=["writer", "reader", "score"]),
-        max(1, heads // kv_heads),
-    )
+    group = max(1, heads // kv_heads)
+    circuit = run.need("circuit", columns=["writer", "reader", "score"])
     title = f"{_title(run)}, {safe_line(run.provenance.get('model') or 'a model', limit=40)}"
     return EdgeCircuit(
         edges=circuit,
@@ -62,9 +60,8 @@ def read_edge_circuit(run: Run) -> EdgeCircuit:
         metric=name_in_words(_metric_name(run)),
         title=title,
         make_graph=partial(_explorer_json, run, title=title, group=group),
-        read_saved=lambda: import_object("sink_lens.circuits.files:read")(
-            run.folder
-        ),  # which imports torch
+        # late: it imports torch
+        read_saved=lambda: import_object("sink_lens.circuits.files:read")(run.folder),
         read_every=partial(_read_every, run),
         n_layers=int(run.provenance.get("n_layers") or 0),
         group=group,
@@ -73,10 +70,8 @@ def read_edge_circuit(run: Run) -> EdgeCircuit:
 
 
 def _metric_name(run: Run) -> str:
-    return str(
-        run.config.get("metric")
-        or ("sink_mass" if run.config.get("task") == "text" else "logit_difference")
-    )
+    default = "sink_mass" if run.config.get("task") == "text" else "logit_difference"
+    return str(run.config.get("metric") or default)
 
 
 def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
@@ -84,10 +79,9 @@ def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
     if _metric_name(run) != "sink_mass":
         return ["logits"]
     layers = run.config.get("metric_layers")
-    into = edges["reader"].drop_duplicates().astype(str)
     return [
         one
-        for one in into
+        for one in edges["reader"].drop_duplicates().astype(str)
         if one[-3:] in ("<q>", "<k>") and (layers is None or place_of_node(one)[0] in layers)
     ]
 
@@ -99,10 +93,7 @@ def _read_every(run: Run) -> pd.DataFrame:
 
 
 def _explorer_json(run: Run, others: bool, *, title: str, group: int) -> dict[str, Any]:
-    """Return the JSON from which the explorer draws its page; ``group`` heads share a key-value head.
-
-    Its edges are the circuit's, and the largest ``others`` if True.
-    """
+    """Return the JSON from which the explorer draws: the circuit's edges, and the largest ``others`` if True."""
     edges = run.need("edges", columns=["edge", "writer", "reader", "span", "score", "in_circuit"])
     core = run.optional("core", columns=["edge", "core"])
     curve = run.optional("curve", columns=CURVE)
@@ -141,27 +132,20 @@ def _attention_json(run: Run) -> dict[str, Any]:
         return {}
     patterns = run.tensors("attention_patterns")
     by_head = {}
-    for head, own in parts.groupby("head", sort=False):
-        rows = own.to_dict("records")
-        if str(head) in patterns:
-            where = {name: float(rows[0][name]) for name in ("query", "key", "advantage")}
-            why = [
-                {name: row[name] for name in ("side", "by", "value")}
-                | {"part": node_label(row["part"])}
-                for row in rows
-            ]
-            by_head[str(head)] = where | {
-                "pattern": pattern_base64(patterns[str(head)]),
-                "why": why,
+    for head, own in parts.groupby(parts["head"].astype(str), sort=False):
+        if head in patterns:
+            why = own[["side", "by", "value"]].assign(part=own["part"].map(node_label))
+            by_head[head] = {
+                **own[["query", "key", "advantage"]].iloc[0].astype(float).to_dict(),
+                "pattern": pattern_base64(patterns[head]),
+                "why": why.to_dict("records"),
             }
     return by_head
 
 
 def _title(run: Run) -> str:
-    task, metric = (
-        str(run.config.get("task", "")),
-        name_in_words(str(run.config.get("metric") or "")),
-    )
+    task = str(run.config.get("task", ""))
+    metric = name_in_words(str(run.config.get("metric") or ""))
     what = {"text": metric or "the sink", "file": "the pairs"}.get(task, safe_line(task))
     table = run.optional(
         "summary",
@@ -188,9 +172,8 @@ def _headline(run: Run) -> list[str]:
         named = ", ".join(
             f"{node_label(str(row['node']))} ({as_text(float(row['score']))})" for row in heads
         )
-        at = (
-            1 if are_scores_complete(summary.to_dict("records")[0]) else 4
-        )  # behind what warns of the scores
+        complete = are_scores_complete(summary.to_dict("records")[0])
+        at = 1 if complete else 4  # behind what warns of the scores
         sentences.insert(at, f"Heads with the largest scores: {named}.")
     return sentences
 
@@ -219,8 +202,7 @@ def _listed_table(
 ) -> Listed:
     """Make a table of the page from the run's table ``name``, in which nodes and edges are named as in the pictures.
 
-    ``see`` is the caption. ``heads``: column -> its heading, or None for all columns. ``first``: columns by whose
-    magnitude the rows are sorted.
+    ``heads``: column -> its heading, or None for all columns. ``first``: columns by whose magnitude rows are sorted.
     """
 
     def make(run: Run) -> tuple[str, PageTable]:
@@ -249,10 +231,8 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
         "corrupted_value": "corrupted metric",
     }
     shown = table.assign(
-        clean=[safe_line(one, limit=120) for one in table["clean"]],
-        corrupted=[safe_line(one, limit=120) for one in table["corrupted"]],
-        correct=[token_text(one) for one in table["correct"]],
-        incorrect=[token_text(one) for one in table["incorrect"]],
+        **{name: table[name].map(safe_line) for name in ("clean", "corrupted")},
+        **{name: table[name].map(token_text) for name in ("correct", "incorrect")},
     )
     return "The prompts (a dot is a space)." + rest_note(len(table), "pairs"), page_table(
         shown, heads, most=8

@@ -12,9 +12,9 @@ Prompts whose tokens do not fit (an answer or a name of several tokens, other le
 
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _LOG = logging.getLogger(__name__)
+Item = TypeVar("Item")
 _MOST_TOLD = 5
 """Pairs that are left out, each with its reason; of more, the reasons are counted."""
 _NAMES = (  # noqa: SIM905 - a list would take a page
@@ -46,26 +47,11 @@ _SUBJECTS = (
     "teacher teachers|picture pictures|doctor doctors|window windows|horse horses|letter letters"
 )
 _BEHIND = ("near the table", "on the wall", "from the city", "with the red hat", "behind the door")
-_CAPITALS = {
-    "France": "Paris",
-    "Germany": "Berlin",
-    "Italy": "Rome",
-    "Spain": "Madrid",
-    "Russia": "Moscow",
-    "Japan": "Tokyo",
-    "China": "Beijing",
-    "England": "London",
-    "Greece": "Athens",
-    "Egypt": "Cairo",
-    "Austria": "Vienna",
-    "Cuba": "Havana",
-    "Portugal": "Lisbon",
-    "Iran": "Tehran",
-    "Turkey": "Ankara",
-    "Ireland": "Dublin",
-    "Canada": "Ottawa",
-    "Poland": "Warsaw",
-}
+_CAPITALS = (
+    "France Paris|Germany Berlin|Italy Rome|Spain Madrid|Russia Moscow|Japan Tokyo|China Beijing|England London|"
+    "Greece Athens|Egypt Cairo|Austria Vienna|Cuba Havana|Portugal Lisbon|Iran Tehran|Turkey Ankara|Ireland Dublin|"
+    "Canada Ottawa|Poland Warsaw"
+)
 _CAPITAL_TEMPLATES = (
     "The capital of {} is",
     "The capital city of {} is called",
@@ -75,7 +61,7 @@ _CAPITAL_TEMPLATES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPair:
-    """A pair of prompts as token ids, with right and wrong answers and the positions of spans."""
+    """A pair of prompts as token ids."""
 
     clean: list[int]
     corrupted: list[int]
@@ -94,9 +80,7 @@ def make_token_pairs(
     d_vocab: int,
     generator: np.random.Generator,
 ) -> list[TokenPair]:
-    """Return different pairs of the configuration's task as tokens, at most twice ``config.pairs``.
-
-    Left out are pairs whose prompts differ in length, or whose answers are not one token each.
+    """Return different pairs of the configuration's task whose tokens fit, at most twice ``config.pairs``.
 
     Raises:
         InputError: no file of pairs, or one that cannot be read; a span outside its prompt.
@@ -113,14 +97,14 @@ def make_token_pairs(
             answers_as=config.answers_as,
             tokenizer=tokenizer,
         )
-        sides = ((pair.clean, side) for pair in read for side in (pair.correct, pair.incorrect))
         every = (
-            (one, at)
-            for at, side in sides
-            for one in (side if isinstance(side, tuple) else (side,))
+            (one, pair.clean)
+            for pair in read
+            for side in (pair.correct, pair.incorrect)
+            for one in _as_tuple(side)
         )
         warn_of_forgotten_space(every, tokenizer)
-        source: Iterator[Pair] = iter(read)
+        source: Iterable[Pair] = read
     elif name == "induction":
         source = _draw_induction(tokenizer, d_vocab, generator, bos=bos)
     else:
@@ -132,7 +116,7 @@ def make_token_pairs(
         }
         source = makers[name](generator)
     kept: dict[tuple[tuple[int, ...], tuple[int, ...]], TokenPair] = {}
-    tried, out = 0, list[tuple[int, Pair, str, str]]()
+    tried, out = 0, list[tuple[str, str, str]]()
     for tried, pair in enumerate(source, 1):
         found = _tokenise_pair(pair, tokenizer, bos=bos)
         if isinstance(found, TokenPair):
@@ -140,16 +124,13 @@ def make_token_pairs(
             if kept.setdefault(key, one := replace(found, number=tried)) is not one:
                 found = "the prompts were there before", f"pair {kept[key].number}"
         if not isinstance(found, TokenPair):
-            out.append((tried, pair, found[0], found[1]))
+            out.append((f"pair {tried} ({safe_line(repr(pair.clean), limit=60)})", *found))
         if len(kept) >= 2 * pairs or tried > 40 * pairs + 400:
             break
     if name == "file" and out:
-        told = [
-            f"pair {number} ({safe_line(repr(pair.clean), limit=60)}): {why} ({detail})"
-            for number, pair, why, detail in out[:_MOST_TOLD]
-        ]
+        told = [f"{which}: {why} ({detail})" for which, why, detail in out[:_MOST_TOLD]]
         if more := out[_MOST_TOLD:]:
-            counts = Counter(why for _, _, why, _ in more).items()
+            counts = Counter(why for _, why, _ in more).items()
             told.append(f"{len(more)} more: {', '.join(f'{why} ({n})' for why, n in counts)}")
         _LOG.warning(
             "%d of the first %d pairs of %s are left out. %s",
@@ -164,10 +145,7 @@ def make_token_pairs(
 def _tokenise_pair(
     pair: Pair, tokenizer: "PreTrainedTokenizerBase", *, bos: BosCondition
 ) -> TokenPair | tuple[str, str]:
-    """Return a pair as tokens, or why these do not fit, with a detail; InputError if a span is outside the prompt.
-
-    ``bos``: whether BOS precedes the texts.
-    """
+    """Return a pair as tokens, or why these do not fit, with a detail; InputError if a span is outside the prompt."""
     from ..data.token_ids import prompt_ids
 
     prompts = []
@@ -178,7 +156,7 @@ def _tokenise_pair(
     sides = []
     for side in (pair.correct, pair.incorrect):
         ids = list[int]()
-        for one in side if isinstance(side, tuple) else (side,):
+        for one in _as_tuple(side):
             if (token := _answer_token(one, pair, tokenizer)) is None:
                 return "an answer is not one token behind both prompts", safe_line(repr(one))
             ids.append(token)
@@ -209,6 +187,10 @@ def _tokenise_pair(
     )
 
 
+def _as_tuple(side: Any) -> tuple[Any, ...]:
+    return side if isinstance(side, tuple) else (side,)
+
+
 def _answer_token(
     answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase"
 ) -> int | None:
@@ -227,12 +209,16 @@ def _answer_token(
     return first if first == second else None
 
 
+def _draw(some: Sequence[Item], generator: np.random.Generator) -> Item:
+    return some[int(generator.integers(len(some)))]
+
+
 def _draw_ioi(generator: np.random.Generator) -> Iterator[Pair]:
     while True:
         number = int(generator.integers(len(_TEMPLATES)))
         text = _TEMPLATES[number]
         for noun, words in _OF_TEMPLATES.items():
-            text = text.replace(f"[{noun}]", words[int(generator.integers(len(words)))])
+            text = text.replace(f"[{noun}]", _draw(words, generator))
         a, b, c = (_NAMES[index] for index in generator.choice(len(_NAMES), 3, replace=False))
         text = text.removesuffix(" [A]").replace("[A]", a)
         before, _, behind = text.rpartition("[B]")
@@ -247,12 +233,8 @@ def _draw_ioi(generator: np.random.Generator) -> Iterator[Pair]:
 
 def _draw_greater_than(generator: np.random.Generator) -> Iterator[Pair]:
     while True:
-        noun = list(_NOUNS)[int(generator.integers(len(_NOUNS)))]
-        century, tens, last = (
-            _NOUNS[noun],
-            int(generator.integers(3, 8)),
-            int(generator.integers(2, 9)),
-        )
+        noun, century = _draw(list(_NOUNS.items()), generator)
+        tens, last = int(generator.integers(3, 8)), int(generator.integers(2, 9))
         text = f"The {noun} lasted from the year {century}{{}}{last} to the year {century}"
         yield Pair(
             clean=text.format(tens),
@@ -267,31 +249,32 @@ def _draw_greater_than(generator: np.random.Generator) -> Iterator[Pair]:
 def _draw_agreement(generator: np.random.Generator) -> Iterator[Pair]:
     subjects = [one.split() for one in _SUBJECTS.split("|")]
     while True:
-        one, many = subjects[int(generator.integers(len(subjects)))]
-        behind = _BEHIND[int(generator.integers(len(_BEHIND)))]
-        plural = bool(generator.integers(2))
-        texts = f"The {many} {behind}", f"The {one} {behind}"
+        one, many = _draw(subjects, generator)
+        behind = _draw(_BEHIND, generator)
+        sides = [(one, " is"), (many, " are")]
+        plural = int(generator.integers(2))
+        (clean, correct), (corrupted, incorrect) = sides[plural], sides[1 - plural]
         yield Pair(
-            clean=texts[0 if plural else 1],
-            corrupted=texts[1 if plural else 0],
-            correct=" are" if plural else " is",
-            incorrect=" is" if plural else " are",
+            clean=f"The {clean} {behind}",
+            corrupted=f"The {corrupted} {behind}",
+            correct=correct,
+            incorrect=incorrect,
             template=behind,
         )
 
 
 def _draw_capitals(generator: np.random.Generator) -> Iterator[Pair]:
-    countries = list(_CAPITALS)
+    capitals = [one.split() for one in _CAPITALS.split("|")]
     while True:
-        first, second = (
-            countries[index] for index in generator.choice(len(countries), 2, replace=False)
+        (country, capital), (other, its_capital) = (
+            capitals[index] for index in generator.choice(len(capitals), 2, replace=False)
         )
-        template = _CAPITAL_TEMPLATES[int(generator.integers(len(_CAPITAL_TEMPLATES)))]
+        template = _draw(_CAPITAL_TEMPLATES, generator)
         yield Pair(
-            clean=template.format(first),
-            corrupted=template.format(second),
-            correct=f" {_CAPITALS[first]}",
-            incorrect=f" {_CAPITALS[second]}",
+            clean=template.format(country),
+            corrupted=template.format(other),
+            correct=f" {capital}",
+            incorrect=f" {its_capital}",
             template=template,
         )
 
@@ -303,10 +286,7 @@ def _draw_induction(
     *,
     bos: BosCondition,
 ) -> Iterator[Pair]:
-    """Draw pairs of prompts without end: 10 random tokens, then the first few again; the answer is the next.
-
-    ``bos``: whether BOS is the first token.
-    """
+    """Draw pairs of prompts without end: 10 random tokens, then the first few again; the answer is the next."""
     from ..data.token_ids import bos_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))

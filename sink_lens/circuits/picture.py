@@ -11,14 +11,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.circuits.config import MOST_DRAWN, check_save_path
-from sink_lens.records import refuse_file_of_run
-from sink_lens.records.provenance import plain_json
-from sink_lens.report import diagram, sketches
-from sink_lens.report.diagram import Style
-from sink_lens.report.drawable import Drawable
-from sink_lens.report.explorer import Explorer
-from sink_lens.report.style import (
+from ..records import refuse_file_of_run
+from ..records.provenance import plain_json
+from ..report import diagram, sketches
+from ..report.diagram import Style
+from ..report.drawable import Drawable
+from ..report.explorer import Explorer
+from ..report.style import (
     BLUE,
     FONT,
     INK,
@@ -29,9 +28,9 @@ from sink_lens.report.style import (
     new_figure,
     without_formulas,
 )
-from sink_lens.text import node_label
+from ..text import node_label
+from .config import MOST_DRAWN, check_save_path
 
-_NODE = re.compile(r"[am](\d+)")
 _LAST = 10**6
 """The layer of the logits, in the order of nodes."""
 
@@ -43,11 +42,9 @@ class EdgeCircuit(Drawable):
     edges: pd.DataFrame = field(repr=False)
     """The circuit's edges: writer, reader, score and more, the largest first."""
     read_nodes: Callable[[], pd.DataFrame] = field(repr=False)
-    """Gives the table of the writers."""
     make_graph: Callable[[bool], dict[str, Any]] = field(repr=False)
     """Gives the circuit's edges, if True with the largest others, as Neuronpedia's JSON."""
     read_saved: Callable[[], Any] = field(repr=False)
-    """Gives the ``SavedCircuit``."""
     read_every: Callable[[], pd.DataFrame] = field(repr=False)
     """Gives the table of every edge of the model, with ``d_model`` among its ``attrs``."""
     title: str
@@ -67,15 +64,13 @@ class EdgeCircuit(Drawable):
     @property
     def drawn_edges(self) -> pd.DataFrame:
         """The edges that the picture shows: those marked ``drawn``, or the 60 largest if the table has no marks."""
-        return (
-            self.edges.loc[self.edges["drawn"]]
-            if "drawn" in self.edges
-            else self.edges.head(MOST_DRAWN)
-        )
+        if "drawn" in self.edges:
+            return self.edges.loc[self.edges["drawn"]]
+        return self.edges.head(MOST_DRAWN)
 
     @property
     def graph(self) -> dict[str, Any]:
-        """Return the model's largest edges as Neuronpedia's JSON; RunError if the run has no table of all edges."""
+        """The model's largest edges as Neuronpedia's JSON; RunError if the run has no table of all edges."""
         return self.make_graph(True)
 
     def explore(self) -> Explorer:
@@ -92,21 +87,20 @@ class EdgeCircuit(Drawable):
             return draw_edges(
                 self.drawn_edges, group=self.group, title=self.title, of=len(self.edges)
             )
-        end = "logits" if self.outputs == ["logits"] else self.metric
-        named: dict[str, Any] = {
-            "unit": f"of the {self.metric}",
-            "outputs": self.outputs,
-            "end": end,
-        }
-        sketch = sketches.sketch_edges(self.edges, group=self.group, title=self.title, **named)
+        sketch = sketches.sketch_edges(
+            self.edges,
+            group=self.group,
+            title=self.title,
+            unit=f"of the {self.metric}",
+            outputs=self.outputs,
+            end="logits" if self.outputs == ["logits"] else self.metric,
+        )
         return diagram.draw_diagram(sketch, style=style, width=width)
 
     def save(self, path: str | Path, *, style: Style = "page", width: float | None = None) -> Path:
         """Write the circuit to a file by its ending, or to a folder if the path has none, and return the path.
 
-        ``.json``: EAP-IG's format; a folder: as MIB takes it. ``.graph.json``: Neuronpedia's attribution graph of the
-        circuit's edges. ``.svg``, ``.png``, ``.pdf``: the picture, in this ``style`` and ``width`` in inches.
-        ``.html``: a page to explore it in. ``.parquet``: every edge, one row each.
+        The formats are those of ``Circuit.save``; pictures have this ``style`` and ``width`` in inches.
 
         Raises:
             InputError: another ending, a file that belongs to a run, or a graph that the format cannot hold.
@@ -142,38 +136,31 @@ def draw_edges(
     if of is not None and of > len(edges):
         title = f"{title}\nThe strongest {len(edges)} of {of:,} edges".strip()
     ends = _edges_to_draw(edges, group=group)
-    nodes = sorted(
-        {one for writer, reader, _ in ends for one in (writer, reader.partition("<")[0])},
-        key=place_of_node,
-    )
-    rows = sorted({place_of_node(one)[:2] for one in nodes})
-    level = {row: at for at, row in enumerate(rows)}
+    nodes = {one for writer, reader, _ in ends for one in (writer, reader.partition("<")[0])}
     by_row: dict[tuple[int, int], list[str]] = {}
-    for node in nodes:
+    for node in sorted(nodes, key=place_of_node):
         by_row.setdefault(place_of_node(node)[:2], []).append(node)
     widest = max([1, *(len(some) for some in by_row.values())])
     place = {}
-    for row, some in by_row.items():
-        shift = 0.32 * (level[row] % 3 - 1)  # neighbours of a column are not drawn over each other
+    for level, some in enumerate(by_row.values()):
+        shift = 0.32 * (level % 3 - 1)  # neighbours of a column are not drawn over each other
         shift = shift if widest > 1 else 0.6 * shift
         for at, node in enumerate(some):
             x = (at - (len(some) - 1) / 2) * max(1.0, 0.75 * widest / len(some)) + shift
-            place[node] = (x, level[row])
-    width, height = min(4.4 + 1.0 * widest, 11.0), min(1.8 + 0.42 * len(rows), 13.0)
+            place[node] = (x, level)
+    width, height = min(4.4 + widest, 11.0), min(1.8 + 0.42 * len(by_row), 13.0)
     figure = new_figure(width=width, height=height)
     axes = figure.add_subplot()
     xs = [x for x, _ in place.values()] or [0.0]
     left, right = min(xs) - 0.9, max(xs) + 0.9
-    inches = (
-        (width - 1.0) / (right - left),
-        (height - 1.0) / len(rows),
-    )  # of one unit; names and legend take the rest
+    # of one unit; names and legend take the rest
+    inches = (width - 1.0) / (right - left), (height - 1.0) / len(by_row)
     largest = max([abs(score) for *_, score in ends], default=1.0) or 1.0
     shown: dict[str, str] = {}
     for writer, reader, score in reversed(ends):
         node = reader.partition("<")[0]
         (x0, y0), (x1, y1) = place[writer], place[node]
-        colour = ORANGE if score < 0 else BLUE
+        colour, along = ORANGE if score < 0 else BLUE, (x1 - x0, y1 - y0)
         shown["lowers the metric" if score < 0 else "raises the metric"] = colour
         bend = 0.08 * (1 if x1 >= x0 else -1) * min(1.0, abs(y1 - y0) / 6)
         axes.annotate(
@@ -186,8 +173,8 @@ def draw_edges(
                 "linewidth": 0.5 + 3.5 * abs(score) / largest,
                 "linestyle": "--" if score < 0 else "-",
                 "alpha": 0.35 + 0.6 * abs(score) / largest,
-                "shrinkA": _points_to_border(writer, (x1 - x0, y1 - y0), inches),
-                "shrinkB": _points_to_border(node, (x1 - x0, y1 - y0), inches) + 2,
+                "shrinkA": _points_to_border(writer, along, inches),
+                "shrinkB": _points_to_border(node, along, inches) + 2,
                 "connectionstyle": f"arc3,rad={bend:.3f}",
             },
         )
@@ -210,16 +197,15 @@ def draw_edges(
             zorder=5,
         )
     axes.set_xlim(left, right)
-    axes.set_ylim(-0.7, len(rows) - 0.3)
+    axes.set_ylim(-0.7, len(by_row) - 0.3)
     ends_of_rows = {-1: "input", _LAST: "logits"}
     names = [
         ends_of_rows.get(layer, f"{layer} {'MLP' if sublayer else 'attn'}")
-        for layer, sublayer in rows
+        for layer, sublayer in by_row
     ]
-    axes.set_yticks(range(len(rows)), names)
+    axes.set_yticks(range(len(by_row)), names)
     axes.set_xticks([])
-    for side in ("top", "right", "bottom", "left"):
-        axes.spines[side].set_visible(False)
+    axes.spines[:].set_visible(False)
     axes.tick_params(length=0, labelsize=FONT * 0.8, colors="#777777")
     for label, colour in sorted(shown.items()):
         axes.plot(
@@ -279,14 +265,10 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
     for by, (colour, marker, label) in styles.items():
         own = curve.loc[curve["by"].eq(by)].sort_values(by="share")
         if len(own):
-            share, f = own["share"].to_numpy(float), own["faithfulness"].to_numpy(float)
-            axes.fill_between(
-                share,
-                own["low"].to_numpy(float),
-                own["high"].to_numpy(float),
-                color=colour,
-                alpha=0.15,
+            share, f, low, high = (
+                own[name].to_numpy(float) for name in ("share", "faithfulness", "low", "high")
             )
+            axes.fill_between(share, low, high, color=colour, alpha=0.15)
             axes.plot(
                 share, f, color=colour, marker=marker, markersize=4, linewidth=1.5, label=label
             )
@@ -315,8 +297,8 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
         own = curve.loc[curve["by"].eq(by)]
         if len(own):
             axes.plot(own["share"], own["faithfulness"], linestyle="none", **style)
-    axes.axhline(1.0, color="#bbbbbb", linewidth=0.8, zorder=0)
-    axes.axhline(0.0, color="#bbbbbb", linewidth=0.8, zorder=0)
+    for level in (1.0, 0.0):
+        axes.axhline(level, color="#bbbbbb", linewidth=0.8, zorder=0)
     axes.set_xscale("log")
     axes.xaxis.set_major_formatter(lambda share, _: f"{100 * share:g}%")
     axes.set_xlabel("share of all edges, or of all nodes", fontsize=FONT)
@@ -325,10 +307,8 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
     values = values[np.isfinite(values)]
     if len(values):
         ends = curve.loc[curve["by"].isin(list(styles)), ["low", "high"]].to_numpy(float)
-        ends = ends[np.isfinite(ends)].clip(
-            -1, 2
-        )  # wider bands are cut, so that the lines stay apart
-        values = np.concatenate([values, ends])
+        # wider bands are cut, so that the lines stay apart
+        values = np.concatenate([values, ends[np.isfinite(ends)].clip(-1, 2)])
         axes.set_ylim(min(-0.15, float(values.min()) - 0.1), max(1.15, float(values.max()) + 0.1))
     legend(axes, columns=4)
     return without_formulas(figure)
@@ -336,11 +316,7 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
 
 def place_of_node(node: str) -> tuple[int, int, int]:
     """Return (layer, sublayer, head) of a node, given by name, to sort nodes from the input to the logits."""
-    if node == "input":
-        return (-1, 0, 0)
-    if node == "logits":
-        return (_LAST, 0, 0)
-    match = _NODE.match(node)
-    layer = int(match.group(1)) if match else 0
-    number = re.search(r"\.(?:h|kv)(\d+)", node)
-    return (layer, 0 if node[0] == "a" else 1, int(number.group(1)) if number else 0)
+    if node in ("input", "logits"):
+        return (-1 if node == "input" else _LAST, 0, 0)
+    layer, number = re.match(r"[am](\d+)", node), re.search(r"\.(?:h|kv)(\d+)", node)
+    return (int(layer[1]) if layer else 0, int(node[0] != "a"), int(number[1]) if number else 0)

@@ -24,47 +24,36 @@ from ..models.weights import Norm
 from .stream import Weights, hook_name_of
 
 TEMPERATURE = 2.0
-"""Temperature of the softmax whose slope is taken."""
 
 
 def rule_hooks(lens: LensModel, weights: Weights) -> list[tuple[str, Callable[..., Any]]]:
     """Return hooks by which the backward pass takes norms' divisors as constant, and smooths attention's softmax."""
     seen: dict[Any, Tensor] = {}
     found: list[tuple[str, Callable[..., Any]]] = []
-    norms: dict[str, Norm | None] = {
-        "ln_final": weights.final_norm
-    }  # parallel blocks have one for both readers
+
+    def add_rule(before: str, after: str, rule: Callable[..., Tensor], **how: Any) -> None:
+        found.append((before, partial(keep_tensor, into=seen, key=before)))
+        found.append((after, partial(rule, seen=seen, key=before, **how)))
+
+    norms: dict[str, Norm | None] = {"ln_final": weights.final_norm}
     for layer, own in enumerate(weights.layers):
-        named = {
-            "ln1": own.attn_norm,
-            "ln2": own.mlp_norm,
-            "ln1_post": own.attn_after,
-            "ln2_post": own.mlp_after,
-        }
-        norms |= {f"blocks.{layer}.{name}": norm for name, norm in named.items()}
+        norms[f"blocks.{layer}.ln1"] = own.attn_norm
+        norms[f"blocks.{layer}.ln2"] = own.mlp_norm  # parallel blocks have one for both readers
+        norms[f"blocks.{layer}.ln1_post"] = own.attn_after
+        norms[f"blocks.{layer}.ln2_post"] = own.mlp_after
     for name, norm in norms.items():
         if norm is not None and norm.divides and f"{name}.hook_in" in lens.bridge.hook_dict:
-            found.append((f"{name}.hook_in", partial(keep_tensor, into=seen, key=name)))
-            found.append(
-                (f"{name}.hook_out", partial(_with_fixed_divisor, seen=seen, key=name, norm=norm))
-            )
+            add_rule(f"{name}.hook_in", f"{name}.hook_out", _with_fixed_divisor, norm=norm)
     for layer in () if lens.family.sigmoid else range(lens.n_layers):
-        found.append(
-            (hook_name_of(lens, "scores", layer), partial(keep_tensor, into=seen, key=layer))
-        )
-        found.append(
-            (
-                hook_name_of(lens, "pattern", layer),
-                partial(_with_smooth_softmax, seen=seen, key=layer, sink=lens.family.sink_logit),
-            )
-        )
+        scores, pattern = (hook_name_of(lens, site, layer) for site in ("scores", "pattern"))
+        add_rule(scores, pattern, _with_smooth_softmax, sink=lens.family.sink_logit)
     return found
 
 
 def _with_fixed_divisor(
     out: Tensor, hook: object, *, seen: dict[Any, Tensor], key: Any, norm: Norm
 ) -> Tensor:
-    """Return a norm's output ``out`` with the gradient of a norm with constant divisor; ``seen[key]``: its input."""
+    """Return a norm's output with the gradient of a norm with constant divisor; ``seen[key]``: its input."""
     x = seen[key].to(norm.gain.dtype)
     x = x - x.mean(-1, keepdim=True) if norm.centred else x
     inverse = (x.square().mean(-1, keepdim=True) + norm.eps).rsqrt().detach()

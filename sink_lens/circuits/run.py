@@ -1,7 +1,7 @@
 """``run``: a circuit as a kind of run. Pairs, scores, the circuit, its curve and error bars go into one run folder."""
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,7 @@ from .choice import swap_tenth
 from .circuit import Circuit, choose_by_scores, choose_size
 from .config import Ablation, CircuitConfig
 from .core import core_table
-from .curve import curve_areas, judged_rows
+from .curve import FaithfulnessJudge, curve_areas, judged_rows
 from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
@@ -105,11 +105,9 @@ def run(
 ) -> CircuitRun:
     """Find the circuit of a task, and measure how faithful it is.
 
-    With ``shard`` each of several processes or machines scores a part of the pairs, all in one folder. Parts of 32
-    pairs go to shards in turns, under every ablation that the core is taken over. A shard that was killed goes on where
-    it was, one that is done does nothing, and the one that ends last chooses the circuit and judges it: the curve, the
-    checks with real patches and where heads look are not divided, since they need the circuit. The result of the others
-    is not ``finished``.
+    With ``shard`` each of several processes or machines scores some of the pairs, all in one folder. A shard that was
+    killed goes on where it was, one that is done does nothing, and the one that ends last chooses the circuit and does
+    all that needs it: the curve, real patches, and where heads look. The result of the others is not ``finished``.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
@@ -144,15 +142,13 @@ def run(
         if found is None:
             return CircuitRun.unfinished(place.folder, shard=str(shard))
         circuit, sentences = found
-        held = read_run(place.folder)
-        tables = {
-            name: held.tables[name]
-            for name in (*FILES, "check", "check_nodes", "core")
-            if name in held.tables
-        }
-        said = "\n".join(sentences)
+        held, names = read_run(place.folder).tables, (*FILES, "check", "check_nodes", "core")
         result = CircuitRun(
-            folder=place.named, place=place, found=circuit, tables=tables, headline=said
+            folder=place.named,
+            place=place,
+            found=circuit,
+            tables={name: held[name] for name in names if name in held},
+            headline="\n".join(sentences),
         )
         if report and out is not None:
             result.report()
@@ -168,7 +164,6 @@ class _Request:
     config: CircuitConfig
     metric: Metric | Callable[..., Any]
     given: SavedCircuit | None
-    """The circuit that is judged, where one was given."""
 
     def open_run(
         self, folder: Path, *, part: Mapping[str, Any] | None = None, **how: Any
@@ -178,36 +173,33 @@ class _Request:
             "answers_sha256": self.task.sha256,
             "seeds": {"pairs": self.config.seed},
         }
-        provenance |= {} if self.given is None else {"circuit_sha256": self.given.sha256}
-        config = asdict(self.config) | self.metric_code_field() | dict(part or {})
-        for name in (
-            "save",
-            "against",
-            "batch_size",
-        ):  # copies of the circuit and the size of a pass are no question
+        if self.given is not None:
+            provenance["circuit_sha256"] = self.given.sha256
+        if part:
+            provenance["holder"] = process_name()
+        config = asdict(self.config)
+        for name in ("save", "against", "batch_size"):  # no part of the question
             del config[name]
+        if ":" in self.config.metric_name:
+            config["code"] = metric_config(self.metric)["code"]
         return create_run(
             folder,
             kind="circuit",
-            config=config,
-            provenance=provenance | ({"holder": process_name()} if part else {}),
+            config=config | dict(part or {}),
+            provenance=provenance,
             expects=() if part else FILES,
             recomputes=True,
             **how,
         )
 
-    def metric_code_field(self) -> dict[str, Any]:
-        return (
-            {"code": metric_config(self.metric)["code"]} if ":" in self.config.metric_name else {}
-        )
-
     @property
     def sets_of_scores(self) -> Mapping[str, tuple[Ablation, dict[str, range]]]:
         """Set of scores -> its ablation, and its files with their pairs: the run's own first, then the core's."""
-        ablations: dict[str, Ablation] = {"scores": self.config.used_ablation}
+        own = self.config.used_ablation
+        ablations: dict[str, Ablation] = {"scores": own}
         if self.config.core:
             able = _CORE[1:] if self.config.task == "text" else _CORE
-            ablations |= {f"scores-{one}": one for one in able if one != self.config.used_ablation}
+            ablations |= {f"scores-{one}": one for one in able if one != own}
         groups = divide_pairs(self.task.clean.n_sequences)
         return {
             name: (one, {scores_file_name(name, rows): rows for rows in groups})
@@ -217,10 +209,10 @@ class _Request:
     def begin(self, writer: RunWriter) -> dict[str, int]:
         if writer.has(_BASELINE):
             self.make_runs(self.config.used_ablation, writer)
-        return self.n_pairs_by_scores_file()
+        sets = self.sets_of_scores.values()
+        return {file: len(rows) for _, files in sets for file, rows in files.items()}
 
     def check_scores(self, folder: Path, names: Collection[str]) -> None:
-        """Score one pair of some finished files of scores in a folder again; refuse the folder if scores differ."""
         chosen = sample_parts(list(names), most=MOST)
         for ablation, files in self.sets_of_scores.values():
             if held := {file: rows for file, rows in files.items() if file in chosen}:
@@ -230,27 +222,26 @@ class _Request:
         """Run the task's pairs, clean and with all edges replaced under this ablation.
 
         ``writer`` keeps the metric of the run's own ablation in its folder, or compares it with what is there.
-
-        Raises:
-            InputError: the run's own ablation is "resample", no change is frozen, and the interval of the metric's
-                difference covers 0.
         """
         task, config = self.task, replace(self.config, ablation=ablation)
-        corrupted: TokenBatch | None = None if config.task == "text" else task.corrupted
         found = run_pairs(
-            self.lens, task.clean, corrupted, metric=self.metric, config=config, spans=task.spans
+            self.lens,
+            task.clean,
+            None if config.task == "text" else task.corrupted,
+            metric=self.metric,
+            config=config,
+            spans=task.spans,
         )
-        gap = interval(
-            found.gap.double().numpy(), generator=np.random.default_rng([config.seed, 6])
-        )
-        own = ablation == self.config.used_ablation
-        if own and found.corrupts_all and not gap.excludes_zero:
+        if ablation != self.config.used_ablation:
+            return found
+        gap = interval(found.gap.numpy(), generator=np.random.default_rng([config.seed, 6]))
+        if found.corrupts_all and not gap.excludes_zero:
             raise InputError(
                 f"{found.metric.name} differs by {gap.estimate:.3g} [{gap.low:.3g}, {gap.high:.3g}] between clean and "
                 "corrupted prompts, which covers 0: there is nothing that a circuit could explain. Need pairs whose "
                 "corrupted prompt changes the metric"
             )
-        if writer is not None and own:
+        if writer is not None:
             values = {
                 "clean": found.clean_values.tolist(),
                 "corrupted": found.corrupted_values.tolist(),
@@ -258,20 +249,19 @@ class _Request:
             keep_or_compare(writer, _BASELINE, values)
         return found
 
-    def n_pairs_by_scores_file(self) -> dict[str, int]:
-        return {
-            file: len(rows)
-            for _, files in self.sets_of_scores.values()
-            for file, rows in files.items()
-        }
-
     def score_pair_groups(
         self, writer: RunWriter, names: Collection[str], *, progress: bool
     ) -> None:
-        how: dict[str, Any] = {"writer": writer, "progress": progress, "only": names}
         for name, (ablation, files) in self.sets_of_scores.items():
             if not files.keys().isdisjoint(names):
-                score_edges(self.make_runs(ablation, writer), self.config, name=name, **how)
+                score_edges(
+                    self.make_runs(ablation, writer),
+                    self.config,
+                    writer=writer,
+                    name=name,
+                    only=names,
+                    progress=progress,
+                )
 
 
 def _make_request(
@@ -284,21 +274,17 @@ def _make_request(
         read_pairs(asked.pairs_file, spans=asked.column_by_span, answers_as=asked.answers_as)
     lens = load_model(cast("Any", asked)) if named else as_lens(model)
     asked = replace(asked, model=lens.name)
-    Graph.of(
-        lens, neurons=asked.neurons_by_layer
-    )  # refuses what has no circuit, before anything is written
-    given, task = (
-        None if asked.circuit is None else read(asked.circuit, model=lens),
-        make_task(lens, asked),
-    )
+    Graph.of(lens, neurons=asked.neurons_by_layer)  # refuses a model before anything is written
+    given = None if asked.circuit is None else read(asked.circuit, model=lens)
+    task = make_task(lens, asked)
     if task.clean.n_sequences < 2:
         raise InputError("a single pair cannot both choose and judge edges; need at least 2 pairs")
     return _Request(
-        lens=lens, task=task, config=asked, metric=make_metric(lens, task, asked), given=given
+        lens=lens, task=task, config=asked, metric=_make_metric(lens, task, asked), given=given
     )
 
 
-def make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Callable[..., Any]:
+def _make_metric(lens: LensModel, task: Task, config: CircuitConfig) -> Metric | Callable[..., Any]:
     name = config.metric_name
     if name == "logit_difference":
         return task.metric
@@ -319,7 +305,7 @@ def _finish_run(
     runs = asked.make_runs(config.used_ablation, writer)
     scores = score_edges(runs, config, writer=writer, name="scores", progress=progress)
     half = choose_by_scores(runs, scores, config, templates=task.templates, halved=True)
-    writer.write_table("pairs", _pair_table(asked.lens, task, runs))
+    writer.write_table("pairs", _pair_table(task, runs))
     curve, gap = _judge_sizes(asked, half, writer, progress=progress)
     areas = curve_areas(curve.loc[curve["by"].isin(["edges", "nodes", "random"])])
     writer.write_table("areas", areas)
@@ -331,12 +317,16 @@ def _finish_run(
     check, nodes = _patch_really(config, circuit, writer, progress=progress)
     if not writer.has("sink.json"):
         writer.write_text("sink.json", json.dumps(sink_fields(circuit, config)))
-    core = (
-        writer.read_or_make("core", lambda: _find_core(asked, circuit, writer, progress))
-        if config.core
-        else None
-    )
-    _write_first_prompt(circuit, writer)
+    core = None
+    if config.core:
+        core = writer.read_or_make("core", lambda: _find_core(asked, circuit, writer, progress))
+    prompt = runs.first_prompt_tokens
+    writer.write_table("prompt", pd.DataFrame({"position": range(len(prompt)), "text": prompt}))
+    if not writer.has("attention"):
+        frame, patterns = explain_attention(circuit)
+        if patterns:
+            writer.write_tensors("attention_patterns", patterns)
+        writer.write_table("attention", frame)
     row = summary_row(
         circuit,
         seen=given is not None and given.found_on == task.clean.hash,
@@ -381,24 +371,24 @@ def _judge_sizes(
         writer.write_text("judged.json", json.dumps({"gap": asdict(gap)}))
         return pd.concat([found.frame, own], ignore_index=True)
 
-    return writer.read_or_make("curve", compute_curve_table), _read_json(writer, "judged.json")[
-        "gap"
-    ]
+    curve = writer.read_or_make("curve", compute_curve_table)
+    return curve, _read_json(writer, "judged.json")["gap"]
 
 
 def _patch_really(
     config: CircuitConfig, circuit: Circuit, writer: RunWriter, *, progress: bool
 ) -> tuple[pd.DataFrame | None, pd.DataFrame | None]:
-    pairs, check, nodes = config.check_pairs, None, None
-    if config.check:
-        check = writer.read_or_make(
-            "check", lambda: circuit.check(edges=config.check, pairs=pairs, progress=progress).frame
-        )
+    if not config.check:
+        return None, None
+    pairs, nodes = config.check_pairs, None
+    check = writer.read_or_make(
+        "check", lambda: circuit.check(edges=config.check, pairs=pairs, progress=progress).frame
+    )
+    if not METHODS[config.method].patches:
         few = min(pairs, _NODE_PAIRS)
-        if not METHODS[config.method].patches:
-            nodes = writer.read_or_make(
-                "check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress)
-            )
+        nodes = writer.read_or_make(
+            "check_nodes", lambda: circuit.check_nodes(pairs=few, progress=progress)
+        )
     return check, nodes
 
 
@@ -413,32 +403,16 @@ def _find_core(
     return core_table(circuit, others, pairs=asked.config.check_pairs, progress=progress)
 
 
-def _write_first_prompt(circuit: Circuit, writer: RunWriter) -> None:
-    prompt = circuit.runs.first_prompt_tokens
-    writer.write_table("prompt", pd.DataFrame({"position": range(len(prompt)), "text": prompt}))
-    if not writer.has("attention"):
-        frame, patterns = explain_attention(circuit)
-        if patterns:
-            writer.write_tensors("attention_patterns", patterns)
-        writer.write_table("attention", frame)
+def _pair_table(task: Task, runs: Runs) -> pd.DataFrame:
+    rows, tokenizer = range(runs.n_pairs), runs.lens.tokenizer
 
-
-def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
     def prompt_text(batch: TokenBatch, row: int) -> str:
         ids = batch.tokens[row, : int(batch.lengths[row])].tolist()
-        return (
-            str(lens.tokenizer.decode(ids))
-            if lens.tokenizer is not None
-            else " ".join(map(str, ids))
-        )
+        return " ".join(map(str, ids)) if tokenizer is None else str(tokenizer.decode(ids))
 
     def answer_text(ids: tuple[tuple[int, ...], ...], row: int) -> str:
-        own = ids[row] if ids else ()
-        return "|".join(
-            str(one) if lens.tokenizer is None else str(lens.tokenizer.decode([one])) for one in own
-        )
+        return "|".join(map(runs.token_text, ids[row] if ids else ()))
 
-    rows = range(runs.n_pairs)
     return pd.DataFrame(
         {
             "pair": list(rows),
@@ -449,8 +423,8 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
             ],
             "correct": [answer_text(task.correct, row) for row in rows],
             "incorrect": [answer_text(task.incorrect, row) for row in rows],
-            "clean_value": runs.clean_values.double().numpy(),
-            "corrupted_value": runs.corrupted_values.double().numpy(),
+            "clean_value": runs.clean_values.numpy(),
+            "corrupted_value": runs.corrupted_values.numpy(),
         }
     )
 
@@ -458,10 +432,6 @@ def _pair_table(lens: LensModel, task: Task, runs: Runs) -> pd.DataFrame:
 def _choose_circuit(
     half: Circuit, curve: pd.DataFrame, *, config: CircuitConfig, given: SavedCircuit | None
 ) -> Circuit:
-    """Return the circuit of a run; see ``choose_size``.
-
-    The edges of ``half`` were chosen on one half of the pairs; ``curve`` judges sizes on the other.
-    """
     circuit = choose_size(half, curve)
     if given is not None:
         mask = given.map_to_graph(half.graph).chosen
@@ -492,18 +462,20 @@ def _circuit_curve_rows(circuit: Circuit, half: Circuit, *, random: int) -> pd.D
         draws=random,
         generator=np.random.default_rng([circuit.seed, 11]),
     )
-    frames = []
-    for judge, names, masks in (
-        (
-            own.faithfulness_judge,
-            ["circuit", "without", *["swapped"] * len(swapped)],
-            [circuit.chosen, ~circuit.chosen, *swapped],
-        ),
-        (half.faithfulness_judge, ["as_many"], [like.chosen]),
-    ):
+
+    def judge_circuits(
+        judge: FaithfulnessJudge, masks: Mapping[str, Sequence[np.ndarray]]
+    ) -> pd.DataFrame:
         rows = [
-            {"by": by, "share": mask.mean(), "n": mask.sum(), "draw": max(0, at - 2)}
-            for at, (by, mask) in enumerate(zip(names, masks, strict=True))
+            {"by": by, "share": mask.mean(), "n": mask.sum(), "draw": draw}
+            for by, some in masks.items()
+            for draw, mask in enumerate(some)
         ]
-        frames.append(judged_rows(judge, rows, masks))
+        return judged_rows(judge, rows, [mask for some in masks.values() for mask in some])
+
+    masks = {"circuit": [circuit.chosen], "without": [~circuit.chosen], "swapped": swapped}
+    frames = (
+        judge_circuits(own.faithfulness_judge, masks),
+        judge_circuits(half.faithfulness_judge, {"as_many": [like.chosen]}),
+    )
     return pd.concat(frames, ignore_index=True)

@@ -17,8 +17,7 @@ computed for them.
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from einops import einsum
@@ -38,7 +37,7 @@ from ..models.unchanged import TensorValues
 from ..patching.pairs import Sequences, pair_prompts
 from .config import REST, Ablation, CircuitConfig
 from .graph import Graph
-from .stream import Weights, hook_name_of, read_weights, writer_outputs, writer_sites
+from .stream import Tensors, Weights, hook_name_of, read_weights, writer_outputs, writer_sites
 from .tasks import Task
 
 
@@ -107,8 +106,8 @@ class Runs:
             )
         direct = [site for site in read.sites if site in ("resid_pre", "resid_post", "attn_in")]
         if direct or (read.state and read.layers != () and not read.reads_past_layers):
-            raise InputError(_reads_stream_text(read))
-        empty = torch.full((pair.clean.n_sequences,), torch.nan, dtype=torch.float32)
+            _refuse_stream(read)
+        empty = torch.empty(0)
         runs = cls(
             lens=lens,
             graph=graph,
@@ -131,16 +130,23 @@ class Runs:
 
     @property
     def first_prompt_tokens(self) -> list[str]:
-        ids, tokenizer = (
-            self.clean.tokens[0, : int(self.clean.lengths[0])].tolist(),
-            self.lens.tokenizer,
-        )
-        return [str(one) if tokenizer is None else str(tokenizer.decode([one])) for one in ids]
+        return [
+            self.token_text(one)
+            for one in self.clean.tokens[0, : int(self.clean.lengths[0])].tolist()
+        ]
+
+    def token_text(self, token: int) -> str:
+        tokenizer = self.lens.tokenizer
+        return str(token) if tokenizer is None else str(tokenizer.decode([token]))
 
     @property
     def gap(self) -> Float[Tensor, " pair"]:
         """Clean minus corrupted metric of each pair."""
         return self.clean_values - self.corrupted_values
+
+    @property
+    def mean_gap(self) -> float:
+        return abs(float(self.gap.mean()))
 
     @property
     def corrupts_all(self) -> bool:
@@ -185,12 +191,22 @@ class Runs:
     def pair_tokens(self, rows: slice, *, corrupted: bool = False) -> TokenBatch:
         return (self.corrupted if corrupted and self.corrupted is not None else self.clean)[rows]
 
-    def run_hooked(
-        self, batch: TokenBatch, rows: slice, hooks: Sequence[tuple[str, Callable[..., Any]]]
-    ) -> Outcome:
+    def run_hooked(self, rows: slice, hooks: Sequence[Any], *, corrupted: bool = False) -> Outcome:
+        """Run the pairs ``rows`` with ``hooks`` (name, function)."""
+        batch = self.pair_tokens(rows, corrupted=corrupted)
         return run_with_hooks(
             self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows
         )
+
+    def keeping_hook(
+        self, key: tuple[str, int], *, into: Tensors, begin: int
+    ) -> tuple[str, Callable[..., None]]:
+        """Return a hook that stores a (site, layer) in ``into``, from the position ``begin`` on, without gradient."""
+
+        def keep(x: Tensor, hook: object) -> None:
+            into[key] = x.detach()[:, begin:]
+
+        return hook_name_of(self.lens, *key), keep
 
     def metric_values(self, outcome: Outcome) -> Float[Tensor, " pair"]:
         found = evaluate(self.metric, outcome)
@@ -209,18 +225,10 @@ class Runs:
 
         ``corrupted`` takes the corrupted prompts. Only the positions from ``begin`` on are returned.
         """
-        kept: dict[tuple[str, int], Tensor] = {}
-        hooks = [
-            (
-                hook_name_of(self.lens, *key),
-                partial(keep_from_position, into=kept, key=key, begin=begin),
-            )
-            for key in writer_sites(self.graph)
-        ]
-        outcome = self.run_hooked(self.pair_tokens(rows, corrupted=corrupted), rows, hooks)
-        return writer_outputs(kept, graph=self.graph, weights=self.weights), self.metric_values(
-            outcome
-        )
+        kept: Tensors = {}
+        hooks = [self.keeping_hook(key, into=kept, begin=begin) for key in writer_sites(self.graph)]
+        values = self.metric_values(self.run_hooked(rows, hooks, corrupted=corrupted))
+        return writer_outputs(kept, graph=self.graph, weights=self.weights), values
 
     def replacements(
         self, rows: slice, *, begin: int
@@ -252,24 +260,19 @@ class Runs:
         difference -= self.replacements(rows, begin=begin)
         return begin, difference
 
+    @torch.no_grad()
     def embedding_ends(self, rows: slice) -> tuple[Tensor, Tensor]:
         """Return the replaced and the clean stream before layer 0, between which gradients are integrated."""
         ends = []
         for corrupted in (True, False):
-            kept: dict[tuple[str, int], Tensor] = {}
+            kept: Tensors = {}
             key = ("resid_pre", 0)
-            with torch.no_grad():
-                hook = (
-                    hook_name_of(self.lens, *key),
-                    partial(keep_from_position, into=kept, key=key, begin=0),
-                )
-                stop = replace(self.metric, layers=(0,), logits=False, loss=False, sites=())
-                run_with_hooks(
-                    self.lens,
-                    self.pair_tokens(rows, corrupted=corrupted),
-                    metric=stop,
-                    hooks=[hook],
-                )
+            run_with_hooks(
+                self.lens,
+                self.pair_tokens(rows, corrupted=corrupted),
+                metric=replace(self.metric, layers=(0,), logits=False, loss=False, sites=()),
+                hooks=[self.keeping_hook(key, into=kept, begin=0)],
+            )
             ends.append(kept[key])
         if self.ablation != "resample":
             ends[0] = self.replacements(rows, begin=0)[:, 0].to(ends[1].dtype).expand_as(ends[1])
@@ -284,24 +287,21 @@ class Runs:
             return self.clean.valid[rows, begin:][None].to(self.lens.device, self.weights.dtype)
         return self.masks[:, rows, begin:].to(self.lens.device, self.weights.dtype)
 
+    @torch.no_grad()
     def _with_metric_values(self) -> "Runs":
-        found = (
-            self
-            if self.ablation in ("resample", "zero")
-            else replace(self, means=self._compute_means())
-        )
+        found = self
+        if self.ablation not in ("resample", "zero"):
+            found = replace(self, means=self._compute_means())
+        some = slice(0, min(self.n_pairs, max(2, next(found.batches()).stop)))
+        outcome = found.run_hooked(some, [])
+        check_per_sequence(self.metric, outcome)
+        found = replace(found, metric=_with_what_it_reads(self.metric, outcome))
         clean, corrupted = [], []
-        with torch.no_grad():
-            some = slice(0, min(self.n_pairs, max(2, next(found.batches()).stop)))
-            outcome = found.run_hooked(found.pair_tokens(some), some, [])
-            check_per_sequence(self.metric, outcome)
-            found = replace(found, metric=_with_what_it_reads(self.metric, outcome))
-            for rows in found.batches():
-                part = found.pair_tokens(rows)
-                clean.append(found.metric_values(found.run_hooked(part, rows, [])))
-                start, _ = found.embedding_ends(rows)
-                hook = (hook_name_of(self.lens, "resid_pre", 0), lambda x, hook, start=start: start)
-                corrupted.append(found.metric_values(found.run_hooked(part, rows, [hook])))
+        for rows in found.batches():
+            clean.append(found.metric_values(found.run_hooked(rows, [])))
+            start, _ = found.embedding_ends(rows)
+            hook = (hook_name_of(self.lens, "resid_pre", 0), lambda x, hook, start=start: start)
+            corrupted.append(found.metric_values(found.run_hooked(rows, [hook])))
         return replace(found, clean_values=torch.cat(clean), corrupted_values=torch.cat(corrupted))
 
     def _compute_means(self) -> Tensor:
@@ -354,16 +354,18 @@ def run_given_pairs(
     config: CircuitConfig,
 ) -> Runs:
     config.check_for_find()
-    task = pairs if isinstance(pairs, Task) else None
-    clean, corrupted = (pairs.clean, pairs.corrupted) if isinstance(pairs, Task) else pairs
-    metric = task.metric if metric is None and task is not None else metric
+    task, spans = pairs if isinstance(pairs, Task) else None, None
+    if task is None:
+        clean, corrupted = pairs
+    else:
+        clean, corrupted, spans = task.clean, task.corrupted, task.spans
+        metric = task.metric if metric is None else metric
     if metric is None:
         raise InputError(
             "no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task"
         )
     if task is None or task.clean.bos_condition != config.bos:
         refuse_bos_of_ids([one for one in (clean, corrupted) if one is not None], config.bos)
-    spans = None if task is None else task.spans
     return run_pairs(as_lens(model), clean, corrupted, metric=metric, config=config, spans=spans)
 
 
@@ -409,19 +411,8 @@ def with_spans(runs: Runs, spans: Mapping[str, Sequence[int] | Sequence[Sequence
     return replace(runs, graph=replace(runs.graph, spans=names), masks=masks)
 
 
-def keep_from_position(
-    x: Tensor,
-    hook: object,
-    *,
-    into: dict[tuple[str, int], Tensor],
-    key: tuple[str, int],
-    begin: int,
-) -> None:
-    into[key] = x.detach()[:, begin:]
-
-
-def _reads_stream_text(metric: Metric) -> str:
-    return (
+def _refuse_stream(metric: Metric) -> NoReturn:
+    raise InputError(
         f"{metric.name} reads the residual stream, where a circuit has no node; need a metric of logits, of the "
         "loss or of attention, such as logit_difference or sink_mass"
     )
@@ -440,7 +431,7 @@ def _with_what_it_reads(metric: Metric, run: Outcome) -> Metric:
         return not torch.equal(values.nan_to_num(), others.nan_to_num())
 
     if hangs_on(state=run.state + 1):
-        raise InputError(_reads_stream_text(metric))
+        _refuse_stream(metric)
     return replace(metric, state=not hangs_on(mass=1 - run.mass))
 
 

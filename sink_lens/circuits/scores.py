@@ -20,7 +20,7 @@ Where edges have spans, the sum is over the positions of a span.
    difference, and go to 2, up to ``most_steps``. What is then still off is kept and reported.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -40,8 +40,8 @@ from .config import TOLERANCE
 from .graph import Graph
 from .methods import METHODS, Method, check_method
 from .rules import rule_hooks
-from .runs import Runs, keep_from_position
-from .stream import hook_name_of, reader_gradients, reader_sites
+from .runs import Runs
+from .stream import Tensors, hook_name_of, reader_gradients, reader_sites
 
 _IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
 """Largest difference between the embedding's gradient and the sum over all readers, relative; 0.1 in other types."""
@@ -51,7 +51,7 @@ Progress = Callable[[float], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scores:
-    """The score of each edge on each pair, and how the scores were computed."""
+    """The score of each edge on each pair."""
 
     graph: Graph
     values: Float[np.ndarray, "pair edge"] = field(repr=False)
@@ -64,7 +64,7 @@ class Scores:
 
     @property
     def mean(self) -> Float[np.ndarray, " edge"]:
-        """Mean score of every edge over pairs."""
+        """Mean over pairs."""
         return self.values.mean(0)
 
     @property
@@ -74,28 +74,18 @@ class Scores:
         Columns: ``gap`` (clean - corrupted), ``attributed``, ``steps``, ``error`` (attributed - gap, over the mean
         gap).
         """
-        from_input = self.graph.ends[1] == 0
-        attributed, gap = (
-            self.values[:, from_input].sum(1, dtype=np.float64),
-            self.clean - self.corrupted,
-        )
-        return pd.DataFrame(
-            {
-                "pair": np.arange(len(gap)),
-                "gap": gap,
-                "attributed": attributed,
-                "steps": self.steps,
-                "error": (attributed - gap) / (abs(float(gap.mean())) or np.nan),
-            }
-        )
+        attributed = self.values[:, self.graph.ends[1] == 0].sum(1, dtype=np.float64)
+        gap = self.clean - self.corrupted
+        error = (attributed - gap) / (abs(float(gap.mean())) or np.nan)
+        found = pd.DataFrame({"pair": np.arange(len(gap)), "gap": gap, "attributed": attributed})
+        return found.assign(steps=self.steps, error=error)
 
     @property
     def completeness_ratio(self) -> float:
         """Sum of the input's edge scores divided by the metric's difference (means over pairs); 1 is complete."""
-        gap, attributed = (
-            self.completeness_by_pair[name].to_numpy().mean() for name in ("gap", "attributed")
-        )
-        return float(attributed / gap) if gap else float("nan")
+        table = self.completeness_by_pair
+        gap, attributed = table["gap"].to_numpy().mean(), table["attributed"].to_numpy().mean()
+        return float(attributed / gap) if gap else np.nan
 
 
 def score_by_gradients(
@@ -112,8 +102,7 @@ def score_by_gradients(
 
     Cost: two forwards per pair, and a forward and a backward pass for each point. A method with several points begins
     with ``steps``, doubled up to ``most_steps`` while the error of a pair's sum is above ``tolerance``, a share of the
-    mean difference of the metric (``scale``; None computes it from these pairs). ``advance`` is called with the number
-    of finished pairs.
+    mean difference of the metric (``scale``; None: that of these pairs). ``advance`` is called with finished pairs.
 
     Raises:
         InputError: a method that is unknown, takes no gradient, or takes one where the stream is zero.
@@ -124,7 +113,7 @@ def score_by_gradients(
     if METHODS[method].patches:
         raise InputError(f"{method} takes no gradient; need another method, or circuits.find")
     found = zero_scores(runs, method=method)
-    scale = abs(float(runs.gap.double().mean())) if scale is None else scale
+    scale = runs.mean_gap if scale is None else scale
     for rows in runs.batches(copies=3):
         values, points = _score_batch(
             runs,
@@ -145,18 +134,17 @@ def zero_scores(runs: Runs, *, method: Method) -> Scores:
         values=np.zeros((runs.n_pairs, runs.graph.n_edges), dtype=np.float32),
         method=method,
         steps=np.zeros(runs.n_pairs),
-        clean=runs.clean_values.double().numpy(),
-        corrupted=runs.corrupted_values.double().numpy(),
+        clean=runs.clean_values.numpy(),
+        corrupted=runs.corrupted_values.numpy(),
     )
 
 
 def _score_batch(
     runs: Runs, rows: slice, *, method: Method, steps: int, most: int, allowed: float
 ) -> tuple[Tensor, Tensor]:
-    """Score the edges on the pairs ``rows`` by gradients at points between the replaced and the clean embedding.
+    """Return the scores [pair edge] of the pairs ``rows``, and each pair's number of points.
 
-    Return the scores [pair edge] and each pair's number of points: ``steps``, doubled up to ``most`` while the pair's
-    error is above ``allowed``.
+    These are ``steps``, doubled up to ``most`` while the pair's error is above ``allowed``.
     """
     how, (begin, difference) = METHODS[method], runs.output_difference(rows)
     start, end = runs.embedding_ends(rows)
@@ -171,17 +159,13 @@ def _score_batch(
         gradients = Gradients(own, some, begin=begin, rules=how.rules, keep=len(points) > 1)
         for point in points:
             embedding = torch.lerp(start[at], end[at], point) if point != 1 else end[at]
-            hook = (
-                hook_name_of(own.lens, "resid_pre", 0),
-                lambda x, hook, new=embedding: new.to(x.device),
-            )
-            gradients.add_run([hook], weight=1 / len(points))
+            gradients.add_run(embedding, weight=1 / len(points))
         found[at] = gradients.edge_scores()
         used[at] = len(points)
         steps *= 2
         if not how.doubles or steps > most:
             break
-        off = (found[at][:, from_input].double().sum(1) - runs.gap[left].double()).abs() > allowed
+        off = (found[at][:, from_input].double().sum(1) - runs.gap[left]).abs() > allowed
         left = left[off]
     return found, used
 
@@ -189,8 +173,8 @@ def _score_batch(
 class Gradients:
     """Gradients of every reader, averaged over several runs, and their products with the change of each writer.
 
-    Products are taken once after the last run. With ``keep=False``, for a single run, they are taken place by place,
-    which needs less memory.
+    Products are taken after the last run; with ``keep=False``, for a single run, place by place, which needs less
+    memory.
     """
 
     def __init__(
@@ -203,51 +187,43 @@ class Gradients:
         keep: bool = True,
     ) -> None:
         """Begin with no run; ``difference`` is each writer's output minus its replacement, from ``begin`` on."""
-        self.runs, self.difference, self.begin, self.rules, self.keep = (
-            runs,
-            difference,
-            begin,
-            rules,
-            keep,
-        )
+        self.runs, self.difference, self.begin = runs, difference, begin
+        self.rules, self.keep = rules, keep
         self._sums: dict[tuple[str, int], Float[Tensor, "pair reader position d_model"]] = {}
-        shape = (
-            len(difference),
-            len(runs.graph.spans),
-            len(runs.graph.writers),
-            len(runs.graph.readers),
+        self._scores: Float[Tensor, "pair span writer reader"] = difference.new_zeros(
+            len(difference), *runs.graph.shape
         )
-        self._scores: Float[Tensor, "pair span writer reader"] = difference.new_zeros(shape)
         self._masks = runs.span_masks(slice(0, len(difference)), begin=begin)
 
-    def add_run(self, hooks: Sequence[tuple[str, Callable[..., Any]]], *, weight: float) -> None:
-        """Run the pairs forwards and backwards with ``hooks``; add ``weight`` times the readers' gradients to the mean.
+    def add_run(self, embedding: Float[Tensor, "pair position d_model"], *, weight: float) -> None:
+        """Run the pairs from ``embedding`` on and back; add ``weight`` times the readers' gradients to the mean.
 
         Raises:
             InputError: the metric has no gradient.
             ModelError: the readers do not account for the gradient of the embedding.
         """
         runs, lens, graph = self.runs, self.runs.lens, self.runs.graph
-        zeros: dict[tuple[str, int], Tensor] = {}
-        kept: dict[tuple[str, int], Tensor] = {}
-        key = ("resid_pre", 0)
-        at: list[Any] = [*hooks, (hook_name_of(lens, *key), partial(add_zero, into=zeros, key=key))]
+        zeros: Tensors = {}
+        kept: Tensors = {}
+        key, last = ("resid_pre", 0), graph.n_layers - 1
+        name = hook_name_of(lens, *key)
+        at: list[Any] = [(name, lambda x, hook: embedding.to(x.device))]
+        at.append((name, partial(add_zero, into=zeros, key=key)))
         at += rule_hooks(lens, runs.weights) if self.rules else []
-        last = graph.n_layers - 1
         streams = [
             (site, layer) for layer in range(graph.n_layers) for site in ("resid_pre", "attn_out")
         ]
-        for site, layer in [*streams, ("resid_post", last)]:
-            own = partial(keep_from_position, into=kept, key=(site, layer), begin=self.begin)
-            at.append((hook_name_of(lens, site, layer), own))
+        at += [
+            runs.keeping_hook(one, into=kept, begin=self.begin)
+            for one in (*streams, ("resid_post", last))
+        ]
         for place, layer in graph.places:
             for site in reader_sites((place, layer), graph):
                 own = partial(add_zero, into=zeros, key=(site, layer))
                 at.append((hook_name_of(lens, site, 0 if site == "final" else layer), own))
-        rows = slice(0, runs.n_pairs)
         check_gradients_pass(lens.plain)
         with exclusive_use(lens), torch.enable_grad(), freeze_parameters(lens.plain):
-            values = runs.metric_values(runs.run_hooked(runs.pair_tokens(rows), rows, at))
+            values = runs.metric_values(runs.run_hooked(slice(0, runs.n_pairs), at))
             if not values.requires_grad:
                 raise InputError(
                     f"the metric {runs.metric.name!r} has no gradient; need one made of the run's tensors by "
@@ -271,9 +247,14 @@ class Gradients:
                 continue  # behind everything that the metric reads
             x = kept["resid_post", last] if name == "logits" else kept["resid_pre", layer]
             x = x + kept["attn_out", layer] if name == "mlp" and not graph.parallel else x
-            x = x.to(runs.weights.dtype)
-            given: dict[str, Any] = {"graph": graph, "weights": runs.weights, "held": self.rules}
-            one = reader_gradients(place, gradients=gradients, x=x, **given)
+            one = reader_gradients(
+                place,
+                graph=graph,
+                weights=runs.weights,
+                gradients=gradients,
+                x=x.to(runs.weights.dtype),
+                held=self.rules,
+            )
             total += one.sum(1)
             if not self.keep:
                 self._add_products(place, one * weight)

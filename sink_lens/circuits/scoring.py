@@ -30,7 +30,7 @@ summed in another order than beside others, which was seen to change scores by 2
 
 
 def divide_pairs(n_pairs: int) -> list[range]:
-    """Divide the indices 0 to ``n_pairs`` - 1 into groups of 32; the scores of a group are one file."""
+    """Divide the indices of pairs into groups, whose scores are a file each."""
     return [range(start, min(start + GROUP, n_pairs)) for start in range(0, n_pairs, GROUP)]
 
 
@@ -52,8 +52,7 @@ def score_edges(
     With ``writer``, scores that the run folder has under ``name`` are read, and others are written to it. With
     ``only``, the names of a shard's files, the scores of all other pairs stay 0.
     """
-    method = config.method
-    limits = _limits(runs, config)
+    method, limits = config.method, _limits(runs, config)
     found = zero_scores(runs, method=method)
     with tqdm(
         total=runs.n_pairs,
@@ -64,13 +63,13 @@ def score_edges(
     ) as bar:
 
         def score_batch(some: Runs) -> Scores:
-            if METHODS[method].patches:
-                own, n = zero_scores(some, method=method), some.graph.n_edges
-                own.values[:] = exact_scores(
-                    some, range(n), advance=lambda edges: bar.update(edges * some.n_pairs / n)
-                )
-                return own
-            return score_by_gradients(some, method=method, **limits, advance=bar.update)
+            if not METHODS[method].patches:
+                return score_by_gradients(some, method=method, **limits, advance=bar.update)
+            own, n = zero_scores(some, method=method), some.graph.n_edges
+            own.values[:] = exact_scores(
+                some, range(n), advance=lambda edges: bar.update(edges * some.n_pairs / n)
+            )
+            return own
 
         def read_if_kept(file: str, rows: range) -> bool:
             if writer is None or not writer.has(file):
@@ -82,9 +81,8 @@ def score_edges(
 
         def write_once(file: str, rows: range) -> None:
             if writer is not None and not writer.has(file):
-                writer.write_tensors(
-                    file, {"scores": found.values[rows], "steps": found.steps[rows]}
-                )
+                held = {"scores": found.values[rows], "steps": found.steps[rows]}
+                writer.write_tensors(file, held)
 
         for rows in [range(runs.n_pairs)] if writer is None else divide_pairs(runs.n_pairs):
             file = scores_file_name(name, rows)
@@ -107,7 +105,7 @@ def score_edges(
 
 def _limits(runs: Runs, config: CircuitConfig) -> dict[str, Any]:
     limits = {name: getattr(config, name) for name in ("steps", "most_steps", "tolerance")}
-    return limits | {"scale": abs(float(runs.gap.double().mean()))}
+    return limits | {"scale": runs.mean_gap}
 
 
 def check_score_files(
@@ -133,9 +131,13 @@ def check_score_files(
             if METHODS[config.method].doubles:
                 limits |= dict.fromkeys(("steps", "most_steps"), max(1, points))
             here = score_by_gradients(one, method=config.method, **limits).values
-        about: dict[str, Any] = {"tolerance": _TOLERANCE, "scale": float(np.abs(there).max())}
         refuse_other_numbers(
-            folder, there, here, what=f"the score of an edge on pair {rows.start}", **about
+            folder,
+            there,
+            here,
+            what=f"the score of an edge on pair {rows.start}",
+            tolerance=_TOLERANCE,
+            scale=float(np.abs(there).max()),
         )
 
 
@@ -145,8 +147,7 @@ def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, 
     It is (nan, 0) if the method does not integrate by midpoints, or the ablation is zero.
     """
     if not METHODS[config.method].doubles or runs.ablation == "zero":
-        return float("nan"), 0
+        return np.nan, 0
     few = runs.select_pairs(range(min(_LEFT_PAIRS, runs.n_pairs)))
-    return score_by_gradients(
-        few, method="eap-ig-left", steps=config.steps
-    ).completeness_ratio, few.n_pairs
+    scores = score_by_gradients(few, method="eap-ig-left", steps=config.steps)
+    return scores.completeness_ratio, few.n_pairs

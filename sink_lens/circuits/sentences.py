@@ -6,9 +6,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sink_lens.circuits.config import AT_MOST, CARRIES, SIZES
-from sink_lens.circuits.methods import METHODS
-from sink_lens.text import (
+from ..text import (
     as_text,
     capitalise,
     join_and,
@@ -18,6 +16,8 @@ from sink_lens.text import (
     plural,
     safe_line,
 )
+from .config import AT_MOST, CARRIES, SIZES
+from .methods import METHODS
 
 _CARRIED = {
     "resample": "what they carry in the corrupted prompt",

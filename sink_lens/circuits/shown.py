@@ -1,66 +1,62 @@
 """A circuit that was found, ready to be drawn, saved and explored."""
 
-from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from ..report.explorer import answer_fields, edge_graph, edges_for_page
+from ..report.explorer import answer_fields, curve_rows, edge_graph, edges_for_page
 from ..text import name_in_words
+from .curve import Curve
 from .files import SavedCircuit
 from .picture import EdgeCircuit
-from .runs import Runs
+
+if TYPE_CHECKING:
+    from .circuit import Circuit
 
 
-def edge_circuit(
-    saved: SavedCircuit,
-    *,
-    runs: Runs,
-    edges: pd.DataFrame,
-    read_nodes: Callable[[], pd.DataFrame],
-    read_every: Callable[[], pd.DataFrame],
-    read_answer: Callable[[], tuple[str, float]],
-    outputs: tuple[int, ...],
-    **about: Any,
-) -> EdgeCircuit:
-    """Return what draws, saves and explores a circuit.
-
-    ``edges`` are the circuit's, with a mark ``drawn``; ``read_answer`` gives the likeliest token after the first prompt
-    and its probability; ``outputs`` are the readers that the metric depends on; ``about`` is for the page to explore.
-    """
-    graph, metric = saved.graph, name_in_words(runs.metric.name)
+def edge_circuit(circuit: "Circuit", *, most: int, curve: Curve | None) -> EdgeCircuit:
+    """Return what draws, saves and explores a circuit; its picture has at most ``most`` edges, its page the curve."""
+    graph, runs = circuit.graph, circuit.runs
+    metric = name_in_words(runs.metric.name)
     title = f"The circuit of {metric}, {runs.lens.name}"
-    shape = {"n_layers": graph.n_layers, "group": graph.heads_per_key}
-    ends = [graph.readers[one].name for one in outputs]
+    outputs = [graph.readers[one].name for one in circuit.outputs]
+    drawn = graph.names[circuit.strongest_edges(most)].tolist()
 
     def make_graph(others: bool) -> dict[str, Any]:
-        tokens, every = runs.first_prompt_tokens, read_every()
+        tokens, every = runs.first_prompt_tokens, circuit.every_edge
+        about = {} if curve is None else {"curve": curve_rows(curve.frame)}
         return edge_graph(
-            edges_for_page(every) if others else every.loc[saved.chosen],
+            edges_for_page(every) if others else every.loc[circuit.chosen],
             model=runs.lens.name,
             tokens=tokens,
-            **answer_fields("".join(tokens), *read_answer()),
+            **answer_fields("".join(tokens), *circuit.first_answer),
             n_edges=graph.n_edges,
             ablation=runs.ablation,
-            outputs=ends,
+            outputs=outputs,
             title=title,
-            **shape,
+            n_layers=graph.n_layers,
+            group=graph.heads_per_key,
+            size=circuit.size,
+            method=circuit.scores.method,
             **about,
         )
 
-    def read_with_width() -> pd.DataFrame:
-        every = read_every().copy()
+    def read_every() -> pd.DataFrame:
+        every = circuit.every_edge.copy()
         every.attrs["d_model"] = graph.d_model
         return every
 
     return EdgeCircuit(
-        edges=edges,
-        read_nodes=read_nodes,
+        edges=circuit.edges.assign(drawn=lambda edges: edges["edge"].isin(drawn)),
+        read_nodes=lambda: circuit.nodes,
         make_graph=make_graph,
-        read_saved=lambda: saved,
-        read_every=read_with_width,
+        read_saved=lambda: SavedCircuit(
+            graph=graph, scores=circuit.scores.mean, chosen=circuit.chosen
+        ),
+        read_every=read_every,
         title=title,
         metric=metric,
-        outputs=ends,
-        **shape,
+        outputs=outputs,
+        n_layers=graph.n_layers,
+        group=graph.heads_per_key,
     )

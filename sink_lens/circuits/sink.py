@@ -13,7 +13,7 @@ import numpy as np
 
 from .circuit import Circuit
 from .config import CircuitConfig
-from .curve import FAITHFULNESS
+from .curve import faithfulness_fields
 from .methods import METHODS
 from .runs import Runs, with_spans
 from .scoring import score_edges
@@ -39,10 +39,12 @@ def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
     """
     position, judge = config.sink_position, circuit.faithfulness_judge
     share = top = np.nan
-    names = [f"without_sink_{one}" for one in FAITHFULNESS]
     if circuit.runs.first_difference(slice(None)) > position or config.freeze:
-        return {"sink_share": 0.0, "sink_share_top": 0.0} | dict.fromkeys(
-            names, 1.0 if judge.gap.excludes_zero else np.nan
+        kept = dict.fromkeys(
+            ("faithfulness", "low", "high"), 1.0 if judge.gap.excludes_zero else np.nan
+        )
+        return {"sink_share": 0.0, "sink_share_top": 0.0} | faithfulness_fields(
+            kept, "without_sink_"
         )
     if not METHODS[config.method].patches:
         some = with_sink_span(
@@ -54,5 +56,4 @@ def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
     runs = with_sink_span(judge.runs, position)
     values = replace(judge, runs=runs).metric_values((runs.graph.ends[0] != 0)[None])
     (kept,) = judge.faithfulness_table(values).to_dict("records")
-    found = (float(kept[name]) for name in ("faithfulness", "low", "high"))
-    return {"sink_share": share, "sink_share_top": top} | dict(zip(names, found, strict=True))
+    return {"sink_share": share, "sink_share_top": top} | faithfulness_fields(kept, "without_sink_")

@@ -24,18 +24,20 @@ _AT_ONCE = 32
 def bootstrap_weights(
     templates: Sequence[str], *, draws: int, generator: np.random.Generator
 ) -> Float[np.ndarray, "sample pair"]:
-    """Draw ``draws`` bootstrap samples of the pairs within each template; return each pair's weight in each sample.
-
-    If a template has a single pair, they are drawn from all pairs.
-    """
-    names = np.asarray(templates, dtype=object)
-    names = names if min(Counter(templates).values()) > 1 else np.full(len(names), "", dtype=object)
-    weights = np.zeros((draws, len(names)), dtype=np.float32)
-    for name in dict.fromkeys(names.tolist()):
-        rows = np.flatnonzero(names == name)
+    """Draw ``draws`` bootstrap samples of the pairs; return each pair's weight in each sample."""
+    if min(Counter(templates).values()) == 1:
+        templates = [""] * len(templates)
+    weights = np.zeros((draws, len(templates)), dtype=np.float32)
+    for rows in rows_by_template(templates).values():
         for column in generator.integers(len(rows), size=(draws, len(rows))).T:
             weights[np.arange(draws), rows[column]] += 1
-    return weights / len(names)
+    return weights / len(templates)
+
+
+def rows_by_template(templates: Sequence[str]) -> dict[str, np.ndarray]:
+    """Return template -> indices of its pairs, in the order of the first ones."""
+    names = np.asarray(templates, dtype=object)
+    return {name: np.flatnonzero(names == name) for name in dict.fromkeys(templates)}
 
 
 def inclusion_probabilities(
@@ -43,7 +45,7 @@ def inclusion_probabilities(
 ) -> Float[np.ndarray, " edge"]:
     """Return for each edge the share of bootstrap samples in which its mean score is among the ``n`` largest.
 
-    ``values``: scores. ``weights``: weight of each pair in each sample. Of one pair alone all are nan.
+    Of one pair alone all are nan.
     """
     counts = np.full(values.shape[1], 0.0 if len(values) > 1 else np.nan)
     for start in range(0, len(weights), _AT_ONCE):
@@ -55,10 +57,7 @@ def inclusion_probabilities(
 def bootstrap_bounds(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
 ) -> tuple[Float[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
-    """Return the lower and upper 95% bounds of each edge's mean score, nan for one pair.
-
-    ``weights``: of each pair in each bootstrap.
-    """
+    """Return the lower and upper 95% bounds of each edge's mean score, nan for one pair."""
     low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
     return (low, high) if len(values) > 1 else (low * np.nan, high * np.nan)
 
@@ -69,29 +68,25 @@ def upper_bound_of_count(found: int, *, sampled: int, total: int) -> int:
     The sample is drawn without replacement, and the bound is exact (hypergeometric).
     """
     counts = range(found, total - sampled + found + 1)
-    return (
-        found
-        - 1
-        + bisect_left(
-            counts, True, key=lambda n: bool(hypergeom.cdf(found, total, n, sampled) <= 0.05)
-        )
+    too_many = bisect_left(
+        counts, True, key=lambda n: bool(hypergeom.cdf(found, total, n, sampled) <= 0.05)
     )
+    return found - 1 + too_many
 
 
 def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"]) -> float:
     """Return the number of edges in ``first`` and ``second`` over the number in either; nan if both are empty."""
     either = int((first | second).sum())
-    return float((first & second).sum()) / either if either else float("nan")
+    return float((first & second).sum()) / either if either else np.nan
 
 
 def random_halves(
     templates: Sequence[str], *, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Divide the pairs of each template at random; return the indices of the pairs in each half."""
-    names = np.asarray(templates, dtype=object)
     halves: tuple[list[int], list[int]] = [], []
-    for name in dict.fromkeys(names.tolist()):
-        rows = generator.permutation(np.flatnonzero(names == name)).tolist()
+    for own in rows_by_template(templates).values():
+        rows = generator.permutation(own).tolist()
         short = int(len(halves[0]) > len(halves[1]))
         halves[short].extend(rows[::2])
         halves[1 - short].extend(rows[1::2])

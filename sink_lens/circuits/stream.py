@@ -39,11 +39,13 @@ from .graph import Graph
 _TO_READERS = "batch position head d_head, head d_head d_model -> batch head position d_model"
 HEADS = ("q", "k", "v", "g")
 """Kinds of readers in an attention, in the order of the graph's readers."""
+Tensors = dict[tuple[str, int], Tensor]
+"""(site, layer) -> tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeWeights:
-    """The weights of one layer's heads and MLP that its nodes in the graph need."""
+    """The weights of one layer that its nodes in the graph need."""
 
     attn_norm: Norm | None
     mlp_norm: Norm | None
@@ -57,7 +59,7 @@ class NodeWeights:
     w_gate: Float[Tensor, "neuron d_model"] | None
     w_up: Float[Tensor, "neuron d_model"] | None
     w_down: Float[Tensor, "d_model neuron"] | None
-    """The down-projection of the neurons that are a node of their own; None without such."""
+    """Gate, up and down are those of the neurons that are a node of their own; None without such."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +73,6 @@ class Weights:
 
 
 def read_weights(lens: LensModel, graph: Graph) -> Weights:
-    """Read the weights of all nodes of a graph from the model, mostly without copies."""
     dtype = torch.promote_types(lens.dtype, torch.float32)
 
     def cast(tensor: Tensor) -> Tensor:
@@ -119,7 +120,7 @@ def read_weights(lens: LensModel, graph: Graph) -> Weights:
 
 
 def hook_name_of(lens: LensModel, site: str, layer: int) -> str:
-    """Return the bridge's hook point of a site in a layer; the site ``g`` is the gate of the heads' output."""
+    """Return the bridge's hook point of a site; the site ``g`` is the gate of the heads' output."""
     if site == "g":
         return f"blocks.{layer}.attn.head_gate.hook_out"
     return bridge_hook_name(SITES[site], family=lens.family, layer=layer)
@@ -150,10 +151,10 @@ def mlp_read_edits(
     ],
     **where: Any,
 ) -> list[Edit]:
-    """Make edits under which a layer's MLP, or its neurons ``units`` alone, read the stream ``x`` minus ``change``.
+    """Make edits under which a layer's MLP (``whole``), or its neurons ``units`` alone, read ``x`` minus ``change``.
 
-    If the MLP reads it (``whole``), the ``units`` still read ``x``. ``projections``: gate and up -> rows of the units,
-    and their values in the run. ``where`` has the positions of ``x`` and the edits' label.
+    If the MLP does, the ``units`` still read ``x``. ``projections``: gate and up -> rows of the units, and their values
+    in the run. ``where`` has the positions of ``x`` and the edits' label.
     """
     read = apply_norm(x - change, norm)
     found = [freeze("mlp_in", {layer: read}, **where)] if whole else []
@@ -192,42 +193,39 @@ def reader_gradients(
     *,
     graph: Graph,
     weights: Weights,
-    gradients: Mapping[tuple[str, int], Tensor],
+    gradients: Tensors,
     x: Float[Tensor, "batch position d_model"],
     held: bool = False,
 ) -> Float[Tensor, "batch reader position d_model"]:
     """Return the metric's gradient with respect to the stream as each reader at one place reads it.
 
-    ``place``: (attention, mlp or logits; layer). ``x``: the stream there. ``gradients``: (site, layer) -> gradient at
-    q, k, v and the other sites that the readers make. With ``held``, divisors of norms are constants.
+    ``place``: (attention, mlp or logits; layer). ``x``: the stream there. ``gradients``: those at ``reader_sites``.
+    With ``held``, divisors of norms are constants.
     """
     name, layer = place
     if name == "logits":
-        return gradient_before_norm(
-            gradients["final", layer][:, None], x, weights.final_norm, held=held
-        )
-    own = weights.layers[layer]
-    if name == "attention":
-        parts = []
+        after, norm = gradients["final", layer][:, None], weights.final_norm
+    elif name == "attention":
+        own, parts = weights.layers[layer], []
         for kind, (weight, _) in own.by_head.items():
             given = gradients[kind, layer]
             given = given.unflatten(-1, (weight.shape[0], -1)) if given.dim() == 3 else given
             parts.append(einsum(given, weight, _TO_READERS))
-        return gradient_before_norm(torch.cat(parts, dim=1), x, own.attn_norm, held=held)
-    whole = gradients["mlp_in", layer]
-    if own.w_up is None:
-        return gradient_before_norm(whole[:, None], x, own.mlp_norm, held=held)
-    chosen = list(graph.neurons[layer])
-    of_neurons = gradients["up", layer][..., chosen] @ own.w_up
-    if own.w_gate is not None:
-        of_neurons = of_neurons + gradients["gate", layer][..., chosen] @ own.w_gate
-    return gradient_before_norm(
-        torch.stack([of_neurons, whole - of_neurons], dim=1), x, own.mlp_norm, held=held
-    )
+        after, norm = torch.cat(parts, dim=1), own.attn_norm
+    else:
+        own, whole = weights.layers[layer], gradients["mlp_in", layer]
+        after, norm = whole[:, None], own.mlp_norm
+        if own.w_up is not None:
+            chosen = list(graph.neurons[layer])
+            of_neurons = gradients["up", layer][..., chosen] @ own.w_up
+            if own.w_gate is not None:
+                of_neurons = of_neurons + gradients["gate", layer][..., chosen] @ own.w_gate
+            after = torch.stack([of_neurons, whole - of_neurons], dim=1)
+    return gradient_before_norm(after, x, norm, held=held)
 
 
 def reader_sites(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
-    """Return the sites (q, k, v, ...) whose gradients ``reader_gradients`` needs at ``place``, such as ("mlp", 3)."""
+    """Return the sites whose gradients ``reader_gradients`` needs at ``place``, such as ("mlp", 3)."""
     name, layer = place
     if name == "logits":
         return ("final",)
@@ -237,7 +235,7 @@ def reader_sites(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
 
 
 def writer_sites(graph: Graph) -> list[tuple[str, int]]:
-    """Return (site, layer) of each tensor that ``writer_outputs`` needs from a run."""
+    """Return the places of the tensors that ``writer_outputs`` needs from a run."""
     found = [("resid_pre", 0)]
     for layer in range(graph.n_layers):
         found += [("z", layer), ("mlp_out", layer)]
@@ -247,7 +245,7 @@ def writer_sites(graph: Graph) -> list[tuple[str, int]]:
 
 
 def writer_outputs(
-    tensors: Mapping[tuple[str, int], Tensor], *, graph: Graph, weights: Weights
+    tensors: Tensors, *, graph: Graph, weights: Weights
 ) -> Float[Tensor, "batch writer position d_model"]:
     """Compute what each writer adds to the stream from ``tensors`` at ``writer_sites``; 0 if a layer did not run."""
     first = tensors["resid_pre", 0].to(weights.dtype)
@@ -256,18 +254,13 @@ def writer_outputs(
     found[:, 0] = first
     for layer in range(graph.n_layers):
         if ("z", layer) in tensors:
-            fill_outputs(
-                tensors,
-                found[:, graph.writers_of_layer(layer)],
-                layer=layer,
-                graph=graph,
-                weights=weights,
-            )
+            own = found[:, graph.writers_of_layer(layer)]
+            fill_outputs(tensors, own, layer=layer, graph=graph, weights=weights)
     return found
 
 
 def fill_outputs(
-    tensors: Mapping[tuple[str, int], Tensor],
+    tensors: Tensors,
     into: Float[Tensor, "batch writer position d_model"],
     *,
     layer: int,
@@ -277,24 +270,21 @@ def fill_outputs(
 ) -> None:
     """Write the outputs of a layer's attention, mlp or both (``which``), computed from ``tensors``, into ``into``."""
     own = weights.layers[layer]
+
+    def read(site: str) -> Tensor:
+        return tensors[site, layer].to(weights.dtype)
+
     if which in ("both", "attention"):
-        heads = einsum(tensors["z", layer].to(weights.dtype), own.w_o, _TO_READERS)
-        into[:, : graph.n_heads] = (
-            heads * post_norm_factor(heads.sum(1) + own.b_o, own.attn_after)[:, None]
-        )
+        heads = einsum(read("z"), own.w_o, _TO_READERS)
+        factor = post_norm_factor(heads.sum(1) + own.b_o, own.attn_after)
+        into[:, : graph.n_heads] = heads * factor[:, None]
     if which in ("both", "mlp") and ("mlp_out", layer) in tensors:
-        whole = tensors["mlp_out", layer].to(weights.dtype)
+        into[:, -1] = read("mlp_out")
         if own.w_down is not None:
-            part = (
-                tensors["neurons", layer][..., list(graph.neurons[layer])].to(weights.dtype)
-                @ own.w_down.T
-            )
-            part = part * post_norm_factor(
-                tensors["down_out", layer].to(weights.dtype), own.mlp_after
-            )
+            part = read("neurons")[..., list(graph.neurons[layer])] @ own.w_down.T
+            part = part * post_norm_factor(read("down_out"), own.mlp_after)
             into[:, graph.n_heads] = part
-            whole = whole - part
-        into[:, -1] = whole
+            into[:, -1] -= part
 
 
 def output_biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_model"]:
@@ -302,9 +292,8 @@ def output_biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_mode
     rows = []
     for own in weights.layers:
         after = own.attn_after
-        assert (
-            after is None or not after.divides or not bool(own.b_o.any())
-        )  # no family has a bias and a norm behind
+        # no family has a bias and a norm behind
+        assert after is None or not after.divides or not bool(own.b_o.any())
         rows.append(own.b_o if after is None else own.b_o * after.gain)
     return torch.stack(rows)
 
@@ -316,6 +305,5 @@ def post_norm_factor(total: Float[Tensor, "batch position d_model"], after: Norm
     if not after.divides:
         return after.gain[None, None]
     assert not after.centred
-    return (
-        total.to(after.gain.device).square().mean(-1, keepdim=True) + after.eps
-    ).rsqrt() * after.gain
+    variance = total.to(after.gain.device).square().mean(-1, keepdim=True)
+    return (variance + after.eps).rsqrt() * after.gain

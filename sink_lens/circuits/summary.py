@@ -9,7 +9,7 @@ import pandas as pd
 from .checks import CONFIRMED, make_check
 from .choice import choose_edges
 from .circuit import Circuit
-from .curve import FAITHFULNESS, FaithfulnessJudge, smallest_faithful_share
+from .curve import FaithfulnessJudge, faithfulness_fields, smallest_faithful_share
 from .scores import Scores
 from .stability import jaccard
 
@@ -29,45 +29,48 @@ def summary_row(
 ) -> dict[str, Any]:
     """Return the row of the summary but for the left sum; ``schema/circuit.toml`` says what each field is.
 
-    The circuit was ``seen`` if it was given and found on these pairs. ``check`` and ``nodes`` are
-    real patches; ``judge`` judges the ``core``.
+    ``seen``: the circuit was given and found on these pairs. ``check`` and ``nodes`` are real patches; ``judge`` judges
+    the ``core``.
     """
     answer, probability = circuit.first_answer
-    groups = (
-        circuit.choice_fields,
-        {"seen": seen},
-        _faithfulness_fields(curve),
-        {"gap": gap["estimate"], "gap_low": gap["low"], "gap_high": gap["high"]},
-        _score_fields(circuit.scores),
-        areas.set_index("by").loc["edges"].to_dict(),
-        _stability_fields(circuit),
-        sink,
-        _real_patch_fields(circuit, check, nodes),
-        _core_fields(circuit, core, judge),
-        {"answer": answer, "answer_probability": probability},
-    )
-    return {str(name): value for group in groups for name, value in group.items()}
+    return {
+        **circuit.choice_fields,
+        "seen": seen,
+        **_faithfulness_fields(curve),
+        "gap": gap["estimate"],
+        "gap_low": gap["low"],
+        "gap_high": gap["high"],
+        **_score_fields(circuit.scores),
+        **areas.set_index("by").loc["edges"].to_dict(),
+        **_stability_fields(circuit),
+        **sink,
+        **_real_patch_fields(circuit, check, nodes),
+        **_core_fields(circuit, core, judge),
+        "answer": answer,
+        "answer_probability": probability,
+    }
 
 
 def _stability_fields(circuit: Circuit) -> dict[str, Any]:
-    means = (circuit.scores.values[rows].mean(0) for rows in circuit.halves)
-    how: dict[str, Any] = {"how": circuit.choice, "outputs": circuit.outputs}
-    return {
-        "jaccard_halves": jaccard(
-            *(choose_edges(circuit.graph, mean, circuit.size, **how) for mean in means)
-        ),
-        "stable_edges": int((circuit.inclusion[circuit.chosen] >= 0.95).sum()),
-    }
+    first, second = (
+        choose_edges(
+            circuit.graph,
+            circuit.scores.values[rows].mean(0),
+            circuit.size,
+            how=circuit.choice,
+            outputs=circuit.outputs,
+        )
+        for rows in circuit.halves
+    )
+    stable = int((circuit.inclusion[circuit.chosen] >= 0.95).sum())
+    return {"jaccard_halves": jaccard(first, second), "stable_edges": stable}
 
 
 def _faithfulness_fields(curve: pd.DataFrame) -> dict[str, Any]:
     by = curve.drop_duplicates("by").set_index("by").to_dict("index")
-    parts = {"circuit": "", "without": "without_", "as_many": "as_many_"}
-    row = {
-        prefix + one: float(by[name][one.removeprefix("faithfulness_")])
-        for name, prefix in parts.items()
-        for one in FAITHFULNESS
-    }
+    row = faithfulness_fields(by["circuit"], "")
+    row |= faithfulness_fields(by["without"], "without_")
+    row |= faithfulness_fields(by["as_many"], "as_many_")
     row["swapped_faithfulness"] = curve.loc[curve["by"].eq("swapped"), "faithfulness"].mean()
     of_edges = curve.loc[curve["by"].eq("edges")].sort_values("faithfulness", ascending=False)
     most, share = of_edges.to_dict("records")[0], smallest_faithful_share(curve)
@@ -110,13 +113,8 @@ def _core_fields(
     circuit: Circuit, core: pd.DataFrame | None, judge: FaithfulnessJudge
 ) -> dict[str, Any]:
     if core is None:
-        return dict.fromkeys(
-            [
-                f"{name}_edges"
-                for name in ("core", "confirmed", "together", "undecided", "contingent")
-            ],
-            -1,
-        )
+        names = ("core", "confirmed", "together", "undecided", "contingent")
+        return dict.fromkeys([f"{name}_edges" for name in names], -1)
     inside, together, undecided = (
         core[name].to_numpy(bool) for name in ("core", "together", "undecided")
     )
@@ -129,4 +127,4 @@ def _core_fields(
         "together_edges": int(together.sum()),
         "undecided_edges": int(undecided.sum()),
         "contingent_edges": int((~inside & ~undecided).sum()),
-    } | {f"core_{one}": alone[one.removeprefix("faithfulness_")] for one in FAITHFULNESS}
+    } | faithfulness_fields(alone, "core_")

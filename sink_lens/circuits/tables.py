@@ -17,11 +17,9 @@ def every_edge_table(
 ) -> pd.DataFrame:
     graph, values = scores.graph, scores.values
     spans, writers, readers = graph.ends
-    error = (
-        values.std(0, ddof=1) / np.sqrt(len(values))
-        if len(values) > 1
-        else np.full(values.shape[1], np.nan)
-    )
+    error = np.full(values.shape[1], np.nan)
+    if len(values) > 1:
+        error = values.std(0, ddof=1) / np.sqrt(len(values))
     return pd.DataFrame(
         {
             "edge": graph.names.astype(str),
@@ -43,34 +41,17 @@ def largest_edge_table(
     weights: Float[np.ndarray, "sample pair"],
     drawn: Bool[np.ndarray, " edge"],
 ) -> pd.DataFrame:
-    """Return the edges of ``every_edge_table`` in the circuit, and the next largest ones, as ``Circuit.frame`` has it.
-
-    ``weights``: of each pair in each bootstrap. ``drawn``: mask of the edges in the picture.
-    """
-    mean, chosen = scores.mean, every["in_circuit"].to_numpy(bool)
-    n = min(len(mean), max(_TOP, int(chosen.sum())))
-    order = np.argsort(-np.abs(mean), kind="stable")
-    others = np.flatnonzero(chosen)
-    order = np.concatenate([order[:n], others[~np.isin(others, order[:n])]])
+    """Return ``Circuit.frame`` from ``every_edge_table``; ``drawn`` marks the edges in the picture."""
+    mean, chosen = scores.mean, np.flatnonzero(every["in_circuit"])
+    order = np.argsort(-np.abs(mean), kind="stable")[: max(_TOP, len(chosen))]
+    order = np.concatenate([order, chosen[~np.isin(chosen, order)]])
     low, high = stability.bootstrap_bounds(scores.values[:, order], weights)
     gap = float((scores.clean - scores.corrupted).mean()) or np.nan
     found = every.iloc[order].reset_index(drop=True)
     found = found.assign(
         low=low.astype(float), high=high.astype(float), share=mean[order] / gap, drawn=drawn[order]
     )
-    columns = [
-        "edge",
-        "writer",
-        "reader",
-        "span",
-        "score",
-        "low",
-        "high",
-        "share",
-        "inclusion",
-        "in_circuit",
-        "drawn",
-    ]
+    columns = [*every.columns[:5], "low", "high", "share", "inclusion", "in_circuit", "drawn"]
     return found[columns]
 
 
@@ -78,16 +59,9 @@ def node_table(scores: Scores, chosen: Bool[np.ndarray, " edge"]) -> pd.DataFram
     graph, values = scores.graph, node_scores(scores.graph, scores.mean)
     _, writers, readers = graph.ends
     into = np.bincount(readers[chosen], minlength=len(graph.readers)) @ graph.reader_of_node
-    frame = pd.DataFrame(
-        {
-            "node": [one.name for one in graph.writers],
-            "kind": [one.kind for one in graph.writers],
-            "layer": [one.layer for one in graph.writers],
-            "head": [one.head for one in graph.writers],
-            "score": values,
-            "edges_in": into,
-            "edges_out": np.bincount(writers[chosen], minlength=len(values)),
-        }
-    )
+    rows = [(one.name, one.kind, one.layer, one.head) for one in graph.writers]
+    frame = pd.DataFrame(rows, columns=["node", "kind", "layer", "head"])
+    frame["score"], frame["edges_in"] = values, into
+    frame["edges_out"] = np.bincount(writers[chosen], minlength=len(values))
     frame["in_circuit"] = frame["edges_out"] > 0
     return sort_by_magnitude(frame, "score").reset_index(drop=True)

@@ -1,7 +1,6 @@
 """Tasks with a known answer as batches of tokens, without the pairs that the model gets wrong; see ``pairs``.
 
-The metric is the logit of the right answer minus that of the wrong one, at the last token. If there are several, the
-mean of their logits counts, as in auto-circuit.
+If there are several right or wrong answers, the mean of their logits counts, as in auto-circuit.
 """
 
 import logging
@@ -44,7 +43,7 @@ _UNREAD = {*OF_A_RUN, *OF_A_CHOICE, "sink_position", "ablation", "freeze", "neur
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """The pairs of a task as token batches with answers, and how many of them the model gets right."""
+    """The pairs of a task as token batches with answers."""
 
     name: str
     clean: TokenBatch
@@ -57,25 +56,25 @@ class Task:
     n_tried: int
     """Pairs whose tokens fit."""
     n_answered: int
-    """Pairs among them whose right answer has the larger logit."""
+    """Those of them whose right answer has the larger logit."""
 
     @property
     def sha256(self) -> str:
-        """Hash of the answers, templates and spans of the pairs."""
+        """Hash of the answers, templates and spans."""
         held = self.correct, self.incorrect, self.templates, sorted(self.spans.items())
         return sha256(repr(held).encode()).hexdigest()
 
     @property
     def metric(self) -> "Metric":
-        """The mean logit of the right answers minus the mean logit of the wrong answers, at the last token."""
+        """The mean logit of the right answers minus that of the wrong ones, at the last token."""
         from ..edits.metrics import logit_difference
 
         return logit_difference(self.correct, self.incorrect)
 
     @property
     def sentence(self) -> str:
-        """A sentence on the number of prompts in which the model prefers the right answer."""
-        share = self.n_answered / self.n_tried if self.n_tried else float("nan")
+        """A sentence on the prompts in which the model prefers the right answer."""
+        share = self.n_answered / self.n_tried if self.n_tried else np.nan
         return (
             f"{self.name}: the model prefers the right answer in {self.n_answered} of {self.n_tried} prompts "
             f"({share:.0%}); {self.clean.n_sequences} of these are used"
@@ -90,19 +89,21 @@ class MetricOfTask:
 
 
 def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
-    """Make a configuration's task as ``task_of`` does; the task "text" has pieces of prose, without answers."""
+    """Make a configuration's task; "text" has pieces of prose, without answers."""
     if config.task != "text":
         return task_of(lens, config=config)
     if lens.tokenizer is None:
         raise InputError(
             f"{lens.name} has no tokenizer; need one to read text, or a task 'file' of token ids"
         )
-    lengths: dict[str, Any] = {
-        "sequences": config.pairs,
-        "length": config.length,
-        "bos": config.bos,
-    }
-    tokens = from_text(bundled_text(), lens.tokenizer, name="moby_dick", **lengths)
+    tokens = from_text(
+        bundled_text(),
+        lens.tokenizer,
+        name="moby_dick",
+        sequences=config.pairs,
+        length=config.length,
+        bos=config.bos,
+    )
     return Task(
         name="text",
         clean=tokens,
@@ -177,28 +178,23 @@ def task_of(
             named,
             more,
         )
+    said = (
+        f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}"
+    )
     if len(right) < max(1, least * len(kept)):
         raise InputError(
-            f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}; need at "
-            f"least {least:.0%}, because a circuit cannot explain what a model does not do. Choose another task or "
-            "model"
+            f"{said}; need at least {least:.0%}, because a circuit cannot explain what a model does not do. Choose "
+            "another task or model"
         )
-    if (
-        least
-        and len(right) < len(kept)
-        and (chance := binom.sf(len(right) - 1, len(kept), 0.5)) > SURE
-    ):
+    chance = binom.sf(len(right) - 1, len(kept), 0.5)
+    if least and len(right) < len(kept) and chance > SURE:
         raise InputError(
-            f"{lens.name} prefers the right answer in {len(right)} of {len(kept)} prompts of {name!r}, and chance "
-            f"gives as many in {chance:.1%} of draws; need at most {SURE:.0%}, because pairs that a model gets right "
-            "by chance have no circuit. Give more pairs, or other ones"
+            f"{said}, and chance gives as many in {chance:.1%} of draws; need at most {SURE:.0%}, because pairs that a "
+            "model gets right by chance have no circuit. Give more pairs, or other ones"
         )
     chosen = [kept[row] for row in right[: config.pairs]]
-    return replace(
-        _task_of_pairs(name, chosen, lens=lens, bos=config.bos),
-        n_tried=len(kept),
-        n_answered=len(right),
-    )
+    found = _task_of_pairs(name, chosen, lens=lens, bos=config.bos)
+    return replace(found, n_tried=len(kept), n_answered=len(right))
 
 
 def _task_of_pairs(

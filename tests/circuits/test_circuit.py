@@ -397,7 +397,10 @@ def test_the_size_of_a_pass_changes_no_number(method, monkeypatch):
     monkeypatch.setattr(
         Runs,
         "run_hooked",
-        lambda runs, batch, *of: (sizes.append(batch.n_sequences), outcome(runs, batch, *of))[1],
+        lambda runs, rows, *of, **how: (
+            sizes.append(rows.stop - rows.start),
+            outcome(runs, rows, *of, **how),
+        )[1],
     )
     found = {size: circuit(lens=lens, method=method, batch_size=size) for size in (None, 1, 4)}
     for size, one in found.items():
