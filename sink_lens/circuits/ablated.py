@@ -5,13 +5,12 @@
 Here c_w is what writer w adds in this very run, and a_w what replaces it (``runs``). The readers of a layer read
 different streams, so that no run of the plain model has them all:
 
-1. Sum a_w over all writers, and the biases, before each place (attention, MLP or logits of a layer): the stream without
-   any edge.
+1. Sum a_w over all writers, and the biases, before each place (attention, MLP or logits of a layer).
 2. Run the bridge from the embedding on; keep the input's c - a.
 3. At each q, k, v, gate of the attention and MLP input, compute every reader's own stream: the sum of step 1, plus
    c_w - a_w of its chosen writers.
 4. Put the reader's norm of it, and for attention the projection of that, in the place of the value at its hook point.
-   The neurons of a layer that are a node of their own get gate and up from that node's stream.
+   Neurons that are a node of their own get gate and up from that node's stream.
 5. At z and at the MLP's output, keep this layer's writers' c - a for the readers behind.
 6. Do 3 for the logits, with the last norm; read the metric.
 
@@ -74,8 +73,6 @@ def _fully_ablated_streams(runs: Runs, replaced: Tensor) -> Tensors:
 
 
 class _CircuitPass:
-    """One pass of the model over some pairs in which all edges outside one circuit are ablated."""
-
     def __init__(
         self,
         runs: Runs,
@@ -88,8 +85,8 @@ class _CircuitPass:
     ) -> None:
         """Prepare a pass of the pairs ``rows``; ``matrix`` is True for each edge of the circuit.
 
-        ``replaced``: what takes the place of each writer's output, from the position ``begin`` on. ``base``: (place,
-        layer) -> the stream there if every writer is replaced.
+        ``replaced``: what takes the place of each writer's output, from the position ``begin`` on. ``base``: the stream
+        at each place if every writer is replaced.
         """
         self.runs, self.rows, self.matrix, self.begin, self.base = runs, rows, matrix, begin, base
         part, graph = runs.pair_tokens(rows), runs.graph

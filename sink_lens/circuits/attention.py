@@ -44,8 +44,8 @@ def explain_attention(
 
     Returns:
         A table of what adds to each head's advantage, and head -> its pattern. Both are empty if the prompt has more
-        than 128 tokens, or only one. Columns: ``head``, ``query``, ``key``, ``share`` of the attention, ``advantage``,
-        ``side`` (query or key), ``by`` (writer or dimension), ``part`` (its name, or rest) and its ``value``.
+        than 128 tokens, or only one. ``share`` is that of the attention, ``side`` query or key, ``by`` writer or
+        dimension, ``part`` its name, or rest.
     """
     runs, graph = circuit.runs.select_pairs([0]), circuit.graph
     length, heads = int(runs.clean.lengths[0]), _largest_heads(circuit)

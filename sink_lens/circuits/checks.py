@@ -1,9 +1,8 @@
 """Real patches beside scores: of sampled edges, of every node, and of a core as a whole.
 
-A core edge is *confirmed* if its real patch changes the metric. Two edges that cancel pass that test though they do
-nothing: where a head adds 2 and another takes 2 away again, the patch of either changes the metric, that of both does
-not. So a core is tested as a whole too. Edges of it that share a writer or a reader, and whose effects cancel, are
-replaced together; edges that can go together at no loss are not confirmed.
+A core edge is *confirmed* if its real patch changes the metric. Two edges that cancel pass that test though together
+they do nothing. So edges of a core that share a writer or a reader, and whose effects cancel, are replaced together
+too; those that can go together at no loss are not confirmed.
 """
 
 from collections.abc import Sequence
@@ -20,7 +19,7 @@ from . import stability
 from .ablated import compute_circuit_metrics
 from .choice import node_scores
 from .exact import exact_node_scores, exact_scores
-from .graph import Graph
+from .graph import EdgeMask, Graph
 from .runs import Runs
 from .scores import Scores
 
@@ -38,7 +37,7 @@ edges that are patched."""
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreCheck:
-    """A comparison of edges' scores with real patches of the same edges."""
+    """Scores beside real patches of the same edges."""
 
     frame: pd.DataFrame
     """One row per sampled edge: ``edge``, ``score``, ``exact``, ``error`` (score - exact), ``drawn`` (from where)."""
@@ -82,7 +81,7 @@ class ScoreCheck:
 def check_edges(
     runs: Runs,
     scores: Scores,
-    chosen: Bool[np.ndarray, " edge"],
+    chosen: EdgeMask,
     *,
     seed: int,
     edges: int,
@@ -103,9 +102,7 @@ def check_edges(
     return make_check(scores, chosen, frame.assign(error=found - real, drawn=drawn))
 
 
-def make_check(
-    scores: Scores, chosen: Bool[np.ndarray, " edge"], frame: pd.DataFrame
-) -> ScoreCheck:
+def make_check(scores: Scores, chosen: EdgeMask, frame: pd.DataFrame) -> ScoreCheck:
     """Make the check of the circuit ``chosen`` from all edges' scores and ``frame``, its table of real patches."""
     inside = np.abs(scores.mean[chosen])
     outside = patchable_edges(scores.graph.names[~chosen])
@@ -192,7 +189,7 @@ def _draw_pairs(runs: Runs, pairs: int, generator: np.random.Generator) -> list[
     return np.sort(generator.choice(runs.n_pairs, min(pairs, runs.n_pairs), replace=False)).tolist()
 
 
-def patchable_edges(names: np.ndarray) -> Bool[np.ndarray, " edge"]:
+def patchable_edges(names: np.ndarray) -> EdgeMask:
     """Return a mask of the edges that can be patched alone: all but those into a gate of a head's output (``<g>``)."""
     return np.array(["<g>" not in name for name in names], dtype=bool)
 

@@ -1,8 +1,7 @@
 """Choose edges: the largest scores, a connected set that grows backwards from the output, or all above a threshold.
 
-Scores are compared by magnitude, since an edge that lowers the metric is as much a part of what the model does as one
-that raises it. Edges on no path from the input to what the metric reads are dropped afterwards
-(``connected_edges``): nothing that they carry arrives.
+Scores are compared by magnitude: an edge that lowers the metric is as much a part of what the model does as one that
+raises it. Edges on no path from the input to what the metric reads are dropped afterwards (``connected_edges``).
 """
 
 import heapq
@@ -14,23 +13,18 @@ from jaxtyping import Bool, Float
 
 from ..edits.metrics import Metric
 from .config import Choice
-from .graph import Graph, Reader
+from .graph import EdgeMask, EdgeValues, Graph, Reader
 
 
-def largest_edges(values: Float[np.ndarray, " edge"], n: int) -> Bool[np.ndarray, " edge"]:
+def largest_edges(values: EdgeValues, n: int) -> EdgeMask:
     found = np.zeros(len(values), dtype=bool)
     if n > 0:
         found[np.argpartition(-np.abs(values), min(n, len(values)) - 1)[:n]] = True
     return found
 
 
-def greedy_edges(
-    graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, outputs: Sequence[int]
-) -> Bool[np.ndarray, " edge"]:
-    """Choose ``n`` edges one by one, beginning with those into the readers ``outputs``; return their mask.
-
-    Each is the one with the largest |value| among the edges into these readers and into nodes that were reached.
-    """
+def greedy_edges(graph: Graph, values: EdgeValues, n: int, *, outputs: Sequence[int]) -> EdgeMask:
+    """Choose ``n`` edges one by one: the largest |value| into ``outputs`` or into nodes that were reached."""
     _, writers, readers = graph.ends
     found, opened = np.zeros(len(values), dtype=bool), set[int]()
     waiting: list[tuple[float, int]] = []
@@ -51,9 +45,7 @@ def greedy_edges(
     return found
 
 
-def connected_edges(
-    graph: Graph, chosen: Bool[np.ndarray, " edge"], *, outputs: Sequence[int]
-) -> Bool[np.ndarray, " edge"]:
+def connected_edges(graph: Graph, chosen: EdgeMask, *, outputs: Sequence[int]) -> EdgeMask:
     """Return a mask of the ``chosen`` edges on a path of such edges from the input to a reader in ``outputs``."""
     _, writers, readers = graph.ends
     own = graph.reader_of_node
@@ -85,8 +77,8 @@ def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
 
 
 def choose_edges(
-    graph: Graph, values: Float[np.ndarray, " edge"], n: int, *, how: Choice, outputs: Sequence[int]
-) -> Bool[np.ndarray, " edge"]:
+    graph: Graph, values: EdgeValues, n: int, *, how: Choice, outputs: Sequence[int]
+) -> EdgeMask:
     if how == "greedy":
         return greedy_edges(graph, values, n, outputs=outputs)
     return largest_edges(values, n)
@@ -94,12 +86,12 @@ def choose_edges(
 
 def strongest_edges(
     graph: Graph,
-    values: Float[np.ndarray, " edge"],
-    chosen: Bool[np.ndarray, " edge"],
+    values: EdgeValues,
+    chosen: EdgeMask,
     *,
     most: int,
     outputs: Sequence[int],
-) -> Bool[np.ndarray, " edge"]:
+) -> EdgeMask:
     """Return a mask of the ``chosen`` edges of largest |value|; see ``Circuit.strongest_edges``."""
     inside = np.flatnonzero(chosen)
     order = inside[np.argsort(-np.abs(values[inside]), kind="stable")]
@@ -117,12 +109,12 @@ def strongest_edges(
     return found if found.any() else mark_largest(most)
 
 
-def node_scores(graph: Graph, values: Float[np.ndarray, " edge"]) -> Float[np.ndarray, " writer"]:
+def node_scores(graph: Graph, values: EdgeValues) -> Float[np.ndarray, " writer"]:
     """Sum the edges' scores over those that leave each writer: an estimate of ablating it."""
     return np.bincount(graph.ends[1], weights=values, minlength=len(graph.writers))
 
 
-def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.ndarray, " edge"]:
+def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> EdgeMask:
     """Return a mask of all edges between the marked nodes, the input and the logits.
 
     An edge into a key or value that several heads share is marked if one of these heads is.
@@ -137,15 +129,15 @@ def edges_between(graph: Graph, nodes: Bool[np.ndarray, " writer"]) -> Bool[np.n
 
 def swap_tenth(
     graph: Graph,
-    chosen: Bool[np.ndarray, " edge"],
+    chosen: EdgeMask,
     *,
     draws: int,
     generator: np.random.Generator,
-) -> list[Bool[np.ndarray, " edge"]]:
+) -> list[EdgeMask]:
     """Return masks of ``chosen`` with a random tenth of its edges replaced by random others between its own nodes.
 
-    There are ``draws`` of them, or none if fewer others are there than a tenth: a circuit of all edges between its
-    nodes, as a list of heads is, would stand beside itself.
+    There are none if fewer others are there than a tenth: a circuit of all edges between its nodes, as a list of heads
+    is, would stand beside itself.
     """
     _, writers, readers = graph.ends
     nodes = np.bincount(writers[chosen], minlength=len(graph.writers)) > 0
@@ -162,8 +154,8 @@ def swap_tenth(
 
 
 def draw_random_circuit(
-    graph: Graph, chosen: Bool[np.ndarray, " edge"], *, generator: np.random.Generator
-) -> Bool[np.ndarray, " edge"]:
+    graph: Graph, chosen: EdgeMask, *, generator: np.random.Generator
+) -> EdgeMask:
     """Return a mask of random edges: as many between any two layers as the circuit ``chosen`` has there."""
     _, writers, readers = graph.ends
     first = np.array([writer.layer for writer in graph.writers])[writers] + 1

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 import torch
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from ..configuration import make_config
 from ..data.tokens import count_copies
@@ -45,7 +45,7 @@ from .curve import (
     faithfulness_fields,
     smallest_faithful_share,
 )
-from .graph import Graph
+from .graph import EdgeMask, EdgeValues, Graph
 from .runs import Runs, run_given_pairs
 from .scores import Scores
 from .scoring import score_edges
@@ -67,7 +67,7 @@ class Circuit:
 
     runs: Runs = field(repr=False)
     scores: Scores = field(repr=False)
-    chosen: Bool[np.ndarray, " edge"] = field(repr=False)
+    chosen: EdgeMask = field(repr=False)
     """The edges of the circuit: chosen, and on a path from the input to the metric."""
     choice: Choice
     size: int
@@ -163,7 +163,7 @@ class Circuit:
 
     @cached_property
     def faithfulness_judge(self) -> FaithfulnessJudge:
-        """The judge of faithfulness on the half of the pairs that chose no edge, or on all of a given circuit.
+        """The judge of faithfulness, on the half of the pairs that chose no edge, or on all of a given circuit.
 
         Raises:
             InputError: there is one pair, and the circuit was chosen.
@@ -179,9 +179,9 @@ class Circuit:
 
     @cached_property
     def faithfulness_rows(self) -> pd.DataFrame:
-        """Two rows, the circuit and all edges but its own: metric and faithfulness, on ``faithfulness_judge``'s pairs.
+        """Metric and faithfulness of the circuit, and of all edges but its own, on ``faithfulness_judge``'s pairs.
 
-        Cost: a forward pass of these pairs without edges, and about one for each row.
+        Cost: about three forward passes of these pairs.
         """
         judge = self.faithfulness_judge
         return judge.faithfulness_table(judge.metric_values(np.stack([self.chosen, ~self.chosen])))
@@ -198,27 +198,27 @@ class Circuit:
         return Interval(estimate=kept, low=low, high=high, n=self.faithfulness_judge.runs.n_pairs)
 
     @property
-    def mean_scores(self) -> Float[np.ndarray, " edge"]:
+    def mean_scores(self) -> EdgeValues:
         """Mean score of every edge, over the pairs that chose the circuit."""
         return self.scores.values[list(self.rows)].mean(0) if self.rows else self.scores.mean
 
     @cached_property
     def bootstrap_weights(self) -> Float[np.ndarray, "sample pair"]:
-        """Weight of each pair in each of 1,000 bootstrap samples; pairs are drawn within their template."""
+        """Weight of each pair in each of 1,000 bootstrap samples."""
         return stability.bootstrap_weights(
             self.templates, draws=1000, generator=np.random.default_rng([self.seed, 1])
         )
 
     @cached_property
-    def inclusion(self) -> Float[np.ndarray, " edge"]:
-        """Share of 1,000 bootstraps in which each edge is among the ``size`` edges of largest absolute mean score."""
+    def inclusion(self) -> EdgeValues:
+        """Share of the bootstraps in which each edge is among the ``size`` edges of largest absolute mean score."""
         return stability.inclusion_probabilities(
             self.scores.values, self.bootstrap_weights, n=self.size
         )
 
     @cached_property
     def halves(self) -> tuple[np.ndarray, np.ndarray]:
-        """Indices of the pairs on which edges are chosen, and of the pairs on which circuits are judged."""
+        """Indices of the pairs that choose edges, and of those that judge circuits."""
         return stability.random_halves(
             self.templates, generator=np.random.default_rng([self.seed, 2])
         )
@@ -261,7 +261,7 @@ class Circuit:
         chosen = connected_edges(self.graph, mask, outputs=self.outputs)
         return replace(self, chosen=chosen, size=int(mask.sum()), rule="asked")
 
-    def strongest_edges(self, most: int = MOST_DRAWN) -> Bool[np.ndarray, " edge"]:
+    def strongest_edges(self, most: int = MOST_DRAWN) -> EdgeMask:
         """Return a mask of the edges that a picture shows: the circuit's largest that lie on paths, at most ``most``.
 
         A path leads from the input to an output. If ``most`` edges form no path, the ``most`` largest edges are marked.
@@ -478,7 +478,7 @@ def find(
 
 
 def find_in_runs(runs: Runs, *, config: CircuitConfig) -> Circuit:
-    """Score all edges of ``runs``, and choose a circuit by the scores of all pairs, so that none judges it."""
+    """Choose a circuit by the scores of all pairs, so that none judges it."""
     scores = score_edges(runs, config)
     return choose_by_scores(runs, scores, config, templates=("",) * runs.n_pairs)
 
@@ -491,7 +491,7 @@ def choose_by_scores(
     templates: tuple[str, ...],
     halved: bool = False,
 ) -> Circuit:
-    """Choose a circuit by the scores of all pairs, or of half of them if ``halved``; ``templates``: one per pair.
+    """Choose a circuit by the scores of all pairs, or of half of them if ``halved``.
 
     Where the configuration has neither size nor threshold, it has the 200 largest and the rule "none".
     """

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float
 
 from . import checks, stability
 from .choice import connected_edges, largest_edges
 from .circuit import Circuit
+from .graph import EdgeMask, EdgeValues
 
 _CORE = 0.95
 """Inclusion probability from which on an edge is in the core."""
@@ -39,10 +39,10 @@ def inclusion_by_setting(
 
 
 def edge_verdicts(
-    settings: Mapping[str, Float[np.ndarray, " edge"]],
-    circuits: Mapping[str, Bool[np.ndarray, " edge"]],
+    settings: Mapping[str, EdgeValues],
+    circuits: Mapping[str, EdgeMask],
     *,
-    within: Bool[np.ndarray, " edge"] | bool = True,
+    within: EdgeMask | bool = True,
 ) -> np.ndarray:
     """Return core, undecided, contingent or none for every edge (``stability``); no core edge is outside ``within``."""
     sure = np.array([found >= _CORE for found in settings.values()])

@@ -2,13 +2,11 @@
 
     faithfulness f(C) = (m(C) - m(0)) / (m(N) - m(0))
 
-where N has every edge, 0 none, and m is the mean over pairs of the metric (MIB, arXiv 2504.13151). It is 1 for the
-whole model and is not clipped: it is above 1 where the dropped edges lower the metric, and below 0 where the circuit
-is worse than nothing. CPR is the area under f over the share of edges from 0 to 1, CMD the area of |1 - f|; on MIB's
-linear axis half of either comes from circuits of more than half of the edges, so both are given over the logarithm of
-the share too. The edges are chosen on one half of the pairs and judged on the other. A random circuit of the same
-size, with as many edges between every two layers, stands beside each. Where the interval of m(N) - m(0) covers 0 there
-is nothing to divide by, and f is not given.
+where N has every edge, 0 none, and m is the mean over pairs of the metric (MIB, arXiv 2504.13151). It is not clipped:
+it is above 1 where the dropped edges lower the metric, and below 0 where the circuit is worse than nothing. CPR is the
+area under f over the share of edges from 0 to 1, CMD the area of |1 - f|; on MIB's linear axis half of either comes
+from circuits of more than half of the edges, so both are given over the logarithm of the share too. Where the interval
+of m(N) - m(0) covers 0 there is nothing to divide by, and f is not given.
 
 A curve need not climb: where heads cancel, a circuit of one of them keeps too much and one of both nothing. So the
 share that *carries* the metric (``smallest_faithful_share``) is the smallest from which on every larger size that was
@@ -38,6 +36,7 @@ from .choice import (
     output_readers,
 )
 from .config import AT_MOST, CARRIES, CircuitConfig
+from .graph import EdgeMask, EdgeValues
 from .runs import Runs
 
 _FIELDS = {"faithfulness": "faithfulness", "faithfulness_low": "low", "faithfulness_high": "high"}
@@ -71,7 +70,7 @@ class FaithfulnessJudge:
         difference = self.values_of_model - self.values_without_edges
         return interval(difference, generator=np.random.default_rng([self.seed, 3]))
 
-    def edges_on_paths(self, circuit: Bool[np.ndarray, " edge"]) -> Bool[np.ndarray, " edge"]:
+    def edges_on_paths(self, circuit: EdgeMask) -> EdgeMask:
         graph = self.runs.graph
         return connected_edges(graph, circuit, outputs=output_readers(self.runs.metric, graph))
 
@@ -161,21 +160,21 @@ def trapezoid_area(
 
 def compute_curve(
     judge: FaithfulnessJudge,
-    mean: Float[np.ndarray, " edge"],
+    mean: EdgeValues,
     *,
     asked: CircuitConfig,
     advance: Callable[[float], object] = lambda circuits: None,
 ) -> Curve:
     """Choose a circuit of each size in ``asked`` by the edges' scores ``mean``, and compute its faithfulness.
 
-    ``mean`` is taken over other pairs than those of ``judge``. Circuits of nodes and random ones are judged too.
-    Cost: about two forwards of the judged pairs for each circuit. ``advance`` is called with circuits done.
+    ``mean`` is taken over other pairs than those of ``judge``. Cost: about two forwards of these for each circuit.
+    ``advance`` is called with circuits done.
     """
     graph, generator = judge.runs.graph, np.random.default_rng([judge.seed, 3])
     outputs = output_readers(judge.runs.metric, graph)
     of_nodes = node_scores(graph, mean)
     rows: list[dict[str, object]] = []
-    masks: list[Bool[np.ndarray, " edge"]] = []
+    masks: list[EdgeMask] = []
 
     def add_circuit(by: str, share: float, n: int, mask: np.ndarray, draw: int = 0) -> None:
         rows.append({"by": by, "share": share, "n": n, "draw": draw})
@@ -198,7 +197,7 @@ def compute_curve(
 def judged_rows(
     judge: FaithfulnessJudge,
     rows: Sequence[dict[str, object]],
-    circuits: Sequence[Bool[np.ndarray, " edge"]],
+    circuits: Sequence[EdgeMask],
     *,
     advance: Callable[[float], object] = lambda circuits: None,
 ) -> pd.DataFrame:
@@ -208,9 +207,7 @@ def judged_rows(
     return pd.concat([pd.DataFrame(rows), pd.DataFrame(counts), judged], axis=1)
 
 
-def _connected_counts(
-    judge: FaithfulnessJudge, circuit: Bool[np.ndarray, " edge"]
-) -> dict[str, int]:
+def _connected_counts(judge: FaithfulnessJudge, circuit: EdgeMask) -> dict[str, int]:
     """Return the number of a circuit's edges on paths (``connected``), and the number of their nodes (``nodes``)."""
     graph, connected = judge.runs.graph, judge.edges_on_paths(circuit)
     writes = np.bincount(graph.ends[1][connected], minlength=len(graph.writers)) > 0

@@ -2,10 +2,8 @@
 
 The run is the clean one, and reader r alone reads x_r - (c_w - a_w): its query, key, value or MLP input is set to what
 this stream gives, and everything after it is computed as usual. That is path patching of a single edge (Goldowsky-Dill
-et al., arXiv 2304.05969). The score is the clean metric minus the metric of this run, as in ``scores``: what the clean
-value is worth. One run an edge: for every edge of a small model, or for a sample of a large one.
-
-A whole writer is replaced for all of its readers at once, at the place of the stream that it adds to: one run a node.
+et al., arXiv 2304.05969). The score is the clean metric minus the metric of this run. A whole writer is replaced for
+all of its readers at once, at the place of the stream that it adds to.
 """
 
 from collections.abc import Callable, Sequence
@@ -34,7 +32,7 @@ def exact_scores(
     """Really patch each of ``edges`` (indices) alone, and return by how much the metric of each pair falls.
 
     Cost: two forwards, and for each edge one from its reader on. The outputs of all writers on all pairs are held in
-    memory: in a large model take a few pairs (``runs.select_pairs``).
+    memory.
 
     Raises:
         InputError: a reader whose value has no site (a gate of a head's output).
@@ -75,9 +73,9 @@ def exact_scores(
 def exact_node_scores(
     runs: Runs, *, advance: Callable[[int], object] = lambda cells: None
 ) -> Float[np.ndarray, "pair writer"]:
-    """Ablate all of each writer (input, head, MLP), and return by how much the metric of each pair falls.
+    """Ablate all of each writer, and return by how much the metric of each pair falls.
 
-    Cost: three forwards, and for each writer one from its layer on; take a few pairs in a large model.
+    Cost: three forwards, and for each writer one from its layer on.
     """
     runs.check_weights()
     every = slice(0, runs.n_pairs)

@@ -1,7 +1,7 @@
 """Circuits as files: EAP-IG's JSON and tensors, MIB's folder, our tables, a paper's list of edges or heads.
 
-EAP-IG's files hold all edges with score and whether they are in the circuit; its tensors are only read, with
-``weights_only=True``. A folder such as ``ioi_gpt2`` is what MIB takes as a submission: ``importances.json`` inside.
+EAP-IG's tensors are only read, with ``weights_only=True``. A folder is what MIB takes as a submission:
+``importances.json`` inside.
 
 EAP-IG has a key and a value for every query head. A key-value head that several heads share is written as one edge for
 each of them, with equal parts of the score, and read back as their sum: in the circuit if one of them is, which
@@ -31,7 +31,7 @@ from ..records import read_run
 from ..stats import sort_by_magnitude
 from ..text import as_ranges, plural, safe_line
 from .choice import edges_between
-from .graph import Graph, Reader, Writer
+from .graph import EdgeMask, EdgeValues, Graph, Reader, Writer
 
 if TYPE_CHECKING:
     from ..models.load import ModelLike
@@ -50,12 +50,12 @@ _UNREADABLE = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCircuit:
-    """A circuit as a file holds it: the graph, each edge's mean score, and the chosen edges."""
+    """A circuit as a file holds it."""
 
     graph: Graph
-    scores: Float[np.ndarray, " edge"] = field(repr=False)
-    """0 where the file gives none."""
-    chosen: Bool[np.ndarray, " edge"] = field(repr=False)
+    scores: EdgeValues = field(repr=False)
+    """Mean score of each edge; 0 where the file gives none."""
+    chosen: EdgeMask = field(repr=False)
     found_on: str = ""
     """Hash of the sequences whose scores chose it; empty where the file does not say."""
 

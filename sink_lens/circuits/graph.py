@@ -15,6 +15,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
+from jaxtyping import Bool, Float
 
 from ..errors import InputError, ModelError
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from ..models.load import ModelLike
     from ..models.sized import Sized
 
+EdgeMask = Bool[np.ndarray, " edge"]
+EdgeValues = Float[np.ndarray, " edge"]
 _STACK_BYTES = 192 * 2**20
 """Most bytes of what all writers add in one batch of pairs."""
 
@@ -57,7 +60,7 @@ class Reader:
 
 @dataclass(frozen=True, kw_only=True)
 class Graph:
-    """Writers, readers and edges of one model; edges are numbered by span, then writer, then reader."""
+    """The graph of one model; edges are numbered by span, then writer, then reader."""
 
     n_layers: int
     n_heads: int
@@ -220,7 +223,7 @@ class Graph:
         return min(max(_STACK_BYTES // size, 1), 32)
 
     def n_writers_before(self, reader: int) -> int:
-        """Return how many writers come before the reader with this index; they are the first of ``writers``."""
+        """Return how many writers come before the reader with this index: the first of ``writers``."""
         return self._writer_counts[reader]
 
     @cached_property
@@ -261,7 +264,7 @@ class Graph:
 
     @cached_property
     def reader_of_node(self) -> np.ndarray:
-        """Mask [reader writer]: True if both belong to the same node, such as a head's query and the head's output."""
+        """Mask [reader writer]: True if both belong to one node, such as a head's query and the head's output."""
         found = np.zeros((len(self.readers), len(self.writers)), dtype=bool)
         for row, reader in enumerate(self.readers):
             shared = self.heads_per_key if reader.kind in ("k", "v") else 1

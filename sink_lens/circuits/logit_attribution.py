@@ -5,9 +5,9 @@ multiplies it by a gain g; with the number of the run itself, the norm and the u
 
     logit = sum over writers of (c(w) g / s) . u  +  (b_norm . u + b_unembed),
 
-where u is the answer's row of the unembedding, and c subtracts the mean in a LayerNorm. So nothing is folded into the
-weights, and the contributions sum to the logit, which is checked in every run. A norm behind a sublayer (Gemma, OLMo 2)
-is linear in its heads and neurons likewise. Gemma 2 caps its logits: its contributions sum to the logit before the cap.
+where u is the answer's row of the unembedding, and c subtracts the mean in a LayerNorm. Every run checks that the
+contributions sum to the logit. A norm behind a sublayer (Gemma, OLMo 2) is linear in its heads and neurons likewise.
+Gemma 2 caps its logits: its contributions sum to the logit before the cap.
 
 Reference: nostalgebraist 2020, "interpreting GPT: the logit lens"; Wang et al., arXiv 2211.00593.
 """

@@ -65,7 +65,7 @@ def _with_smooth_softmax(
 ) -> Tensor:
     """Return ``pattern`` with the gradient of the softmax at temperature 2 of its scores, ``seen[key]``.
 
-    With a ``sink`` logit, which no hook carries, it is the score that gives no key what rows of the pattern lack.
+    A ``sink`` logit, which no hook carries, is the score that gives no key what rows of the pattern lack.
     """
     scores = seen[key].to(torch.promote_types(pattern.dtype, torch.float32))
     n = scores.shape[-1]

@@ -1,4 +1,4 @@
-"""``run``: a circuit as a kind of run. Pairs, scores, the circuit, its curve and error bars go into one run folder."""
+"""A circuit as a kind of run."""
 
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -355,10 +355,7 @@ def _read_json(writer: RunWriter, name: str) -> dict[str, Any]:
 def _judge_sizes(
     asked: _Request, half: Circuit, writer: RunWriter, *, progress: bool
 ) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return the curve of faithfulness by size, with the circuit's rows, and the gap that faithfulness is divided by.
-
-    The edges of ``half`` were chosen on one half of the pairs; all are judged on the other half.
-    """
+    """Return the curve of faithfulness by size, with the circuit's rows, and the gap that it is divided by."""
     config = asked.config
 
     def compute_curve_table() -> pd.DataFrame:
@@ -452,8 +449,8 @@ def _choose_circuit(
 def _circuit_curve_rows(circuit: Circuit, half: Circuit, *, random: int) -> pd.DataFrame:
     """Make the curve's rows for the circuit, all other edges, swapped circuits, and as many edges of largest score.
 
-    ``half`` is the circuit whose edges were chosen on half of the pairs. All are judged on the other half; a circuit
-    that the user gave, and the edges outside it, are judged on all pairs.
+    The edges of ``half`` were chosen on half of the pairs. All are judged on the other half; a circuit that the user
+    gave, and the edges outside it, are judged on all pairs.
     """
     own, like = (circuit, half.with_size(circuit.size)) if circuit.given else (half, circuit)
     swapped = swap_tenth(

@@ -8,8 +8,7 @@ What a writer adds in the clean run is c, and a is what replaces it where its ed
 - ``mean_all``: its mean over sequences and all positions;
 - ``zero``: nothing.
 
-A position can be frozen: there, what replaces a writer is what it adds in the clean run. Then no edge at that position
-carries anything, as under ``resample`` where both prompts begin with the same token.
+A position can be frozen: there, what replaces a writer is what it adds in the clean run, and no edge carries anything.
 
 Positions before the first that differs are the same in both runs of a pair, because the model is causal: nothing is
 computed for them.
@@ -43,7 +42,7 @@ from .tasks import Task
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
-    """Pairs of prompts, the model and ablation with which they are run, and the metric of both runs."""
+    """Pairs of prompts, how they are run, and the metric of both runs."""
 
     lens: LensModel
     graph: Graph
@@ -65,7 +64,7 @@ class Runs:
     corrupted_values: Float[Tensor, " pair"] = field(repr=False)
     """The metric on the corrupted prompt; without one, with the input's writing replaced and all else computed."""
     values_then: TensorValues = field(repr=False)
-    """The values of the model's weights when the runs were made."""
+    """The model's weights when the runs were made."""
 
     @classmethod
     def make(
@@ -254,7 +253,7 @@ class Runs:
     def output_difference(
         self, rows: slice
     ) -> tuple[int, Float[Tensor, "pair writer position d_model"]]:
-        """Return the first position at which both runs differ, and writers' outputs from there minus replacements."""
+        """Return ``first_difference``, and writers' outputs from there on minus their replacements."""
         begin = self.first_difference(rows)
         difference, _ = self.writer_outputs(rows, begin=begin)
         difference -= self.replacements(rows, begin=begin)
@@ -282,7 +281,7 @@ class Runs:
         return ends[0], ends[1]
 
     def span_masks(self, rows: slice, *, begin: int) -> Float[Tensor, "span pair position"]:
-        """Return a mask of each span's positions in the pairs ``rows``: 1 in the span, else 0, from ``begin`` on."""
+        """Return the positions of each span in the pairs ``rows``, from ``begin`` on: 1 in the span, else 0."""
         if self.masks is None:
             return self.clean.valid[rows, begin:][None].to(self.lens.device, self.weights.dtype)
         return self.masks[:, rows, begin:].to(self.lens.device, self.weights.dtype)
@@ -333,7 +332,7 @@ def run_pairs(
     config: CircuitConfig,
     spans: Mapping[str, Sequence[Sequence[int]]] | None = None,
 ) -> Runs:
-    """Run clean and corrupted sequences, with the configuration's spans and ``spans``, name -> positions by pair."""
+    """Run sequences, with the configuration's spans and ``spans``, name -> positions by pair."""
     graph = Graph.of(lens, neurons=config.neurons_by_layer)
     found = Runs.make(lens, clean, corrupted, graph=graph, metric=metric, config=config)
     at: dict[str, Any] = config.positions_by_span | dict(spans or {})
@@ -419,10 +418,7 @@ def _refuse_stream(metric: Metric) -> NoReturn:
 
 
 def _with_what_it_reads(metric: Metric, run: Outcome) -> Metric:
-    """Return a metric that may read the logits, attention and the stream, without the stream if it reads attention.
-
-    InputError if it reads the stream: its values change with that of ``run``.
-    """
+    """Return the metric without the stream, if it hangs on attention; InputError if it hangs on the stream."""
     if not (metric.state and metric.layers != ()):
         return metric
 

@@ -12,12 +12,12 @@ Where edges have spans, the sum is over the positions of a span.
    of n equal steps (``eap-ig``; with ``eap-ig-left`` their beginnings, as EAP-IG's code has it).
 3. At each point run the model on this embedding, and take the gradient of m at every q, k, v and gate of the attention,
    MLP input and last norm.
-4. Carry it back through the reader's projection and norm to the stream (``stream``). Check in every pass: the sum over
-   all readers is the gradient at the embedding, which needs every reader to be known.
+4. Carry it back to the stream (``stream``). Check in every pass that the sum over all readers is the gradient at the
+   embedding: every reader is known.
 5. Average the gradients over the points, and multiply them with c_w - a_w, once.
-6. With ``eap-ig``, the edges out of ``input`` sum to the difference of m between the runs at both ends of the line, but
-   for the error of the sum over steps: double n for the pairs where that is above ``tolerance`` of the pairs' mean
-   difference, and go to 2, up to ``most_steps``. What is then still off is kept and reported.
+6. With ``eap-ig``, the edges out of ``input`` sum to the difference of m between both ends of the line, but for the
+   error of the sum over steps: double n for the pairs where that is above ``tolerance`` of the pairs' mean difference,
+   and go to 2, up to ``most_steps``. What is then still off is kept and reported.
 """
 
 from collections.abc import Callable
@@ -37,7 +37,7 @@ from ..errors import InputError, ModelError
 from ..models.packed import check_gradients_pass
 from ..models.running import exclusive_use, freeze_parameters
 from .config import TOLERANCE
-from .graph import Graph
+from .graph import EdgeValues, Graph
 from .methods import METHODS, Method, check_method
 from .rules import rule_hooks
 from .runs import Runs
@@ -63,7 +63,7 @@ class Scores:
     """The metric of the two runs of each pair."""
 
     @property
-    def mean(self) -> Float[np.ndarray, " edge"]:
+    def mean(self) -> EdgeValues:
         """Mean over pairs."""
         return self.values.mean(0)
 
@@ -71,8 +71,7 @@ class Scores:
     def completeness_by_pair(self) -> pd.DataFrame:
         """A table that compares, for each pair, the sum of the input's edge scores with the metric's difference.
 
-        Columns: ``gap`` (clean - corrupted), ``attributed``, ``steps``, ``error`` (attributed - gap, over the mean
-        gap).
+        Columns: ``gap`` (clean - corrupted), ``attributed``, ``steps``, ``error`` (relative to the mean gap).
         """
         attributed = self.values[:, self.graph.ends[1] == 0].sum(1, dtype=np.float64)
         gap = self.clean - self.corrupted
@@ -196,12 +195,7 @@ class Gradients:
         self._masks = runs.span_masks(slice(0, len(difference)), begin=begin)
 
     def add_run(self, embedding: Float[Tensor, "pair position d_model"], *, weight: float) -> None:
-        """Run the pairs from ``embedding`` on and back; add ``weight`` times the readers' gradients to the mean.
-
-        Raises:
-            InputError: the metric has no gradient.
-            ModelError: the readers do not account for the gradient of the embedding.
-        """
+        """Run the pairs from ``embedding`` on and back; add ``weight`` times the readers' gradients to the mean."""
         runs, lens, graph = self.runs, self.runs.lens, self.runs.graph
         zeros: Tensors = {}
         kept: Tensors = {}

@@ -50,7 +50,7 @@ def score_edges(
     """Score every edge of all pairs by the configuration's method.
 
     With ``writer``, scores that the run folder has under ``name`` are read, and others are written to it. With
-    ``only``, the names of a shard's files, the scores of all other pairs stay 0.
+    ``only``, a shard's files, the scores of all other pairs stay 0.
     """
     method, limits = config.method, _limits(runs, config)
     found = zero_scores(runs, method=method)
@@ -111,9 +111,9 @@ def _limits(runs: Runs, config: CircuitConfig) -> dict[str, Any]:
 def check_score_files(
     runs: Runs, config: CircuitConfig, folder: Path, files: Mapping[str, range]
 ) -> None:
-    """Score the first pair of each file again, and refuse the folder if the scores differ.
+    """Score the first pair of each of a folder's files again, and refuse the folder if the scores differ.
 
-    ``files`` are names of a folder's files of scores -> their pairs. By real patches, four edges are patched again.
+    ``files``: name -> pairs. By real patches, four edges are patched again.
     """
     for file, rows in files.items():
         path = folder / f"{file}.safetensors"
@@ -144,7 +144,7 @@ def check_score_files(
 def left_sum_completeness(runs: Runs, *, config: CircuitConfig) -> tuple[float, int]:
     """Return the completeness of EAP-IG's own sum with ``steps`` points over the first 8 pairs, and their number.
 
-    It is (nan, 0) if the method does not integrate by midpoints, or the ablation is zero.
+    (nan, 0) if the method does not integrate by midpoints, or the ablation is zero.
     """
     if not METHODS[config.method].doubles or runs.ablation == "zero":
         return np.nan, 0

@@ -32,10 +32,6 @@ def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
     """Return the summary's fields on the sink: its share of the scores, and faithfulness without its position.
 
     Cost: scores of 8 pairs, and about three forwards of the judged pairs; none if no edge is changed there.
-
-    Returns:
-        ``sink_share`` (the position's share of the summed magnitudes of scores) and ``sink_share_top`` (of the 200
-        largest scores), both nan for real patches; ``without_sink_faithfulness`` with ``_low`` and ``_high``.
     """
     position, judge = config.sink_position, circuit.faithfulness_judge
     share = top = np.nan

@@ -4,8 +4,8 @@ The scores are kept by pair, so that a bootstrap is a weighted mean of them: no 
 replacement within their template, or from all where a template has a single pair, which would be in every draw. The
 inclusion probability of an edge is the share of the draws in which it is among the n largest. Edges with at least 95%
 in every setting (every template alone, every ablation that was run) are the *core* of the circuit. Edges with at least
-95% in some setting and not in another are *undecided*: what the circuit is hangs on the setting. All other edges that
-are in the circuit of some setting are *contingent*.
+95% in some setting and not in another are *undecided*. All others that are in the circuit of some setting are
+*contingent*.
 """
 
 from bisect import bisect_left
@@ -13,10 +13,11 @@ from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from scipy.stats import hypergeom
 
 from .choice import largest_edges
+from .graph import EdgeMask, EdgeValues
 
 _AT_ONCE = 32
 
@@ -42,7 +43,7 @@ def rows_by_template(templates: Sequence[str]) -> dict[str, np.ndarray]:
 
 def inclusion_probabilities(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"], *, n: int
-) -> Float[np.ndarray, " edge"]:
+) -> EdgeValues:
     """Return for each edge the share of bootstrap samples in which its mean score is among the ``n`` largest.
 
     Of one pair alone all are nan.
@@ -56,16 +57,16 @@ def inclusion_probabilities(
 
 def bootstrap_bounds(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
-) -> tuple[Float[np.ndarray, " edge"], Float[np.ndarray, " edge"]]:
+) -> tuple[EdgeValues, EdgeValues]:
     """Return the lower and upper 95% bounds of each edge's mean score, nan for one pair."""
     low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
     return (low, high) if len(values) > 1 else (low * np.nan, high * np.nan)
 
 
 def upper_bound_of_count(found: int, *, sampled: int, total: int) -> int:
-    """Return an upper 95% bound of how many of ``total`` edges are of some kind, if ``found`` of ``sampled`` ones are.
+    """Return the exact upper 95% bound of how many of ``total`` edges are of a kind, if ``found`` of ``sampled`` are.
 
-    The sample is drawn without replacement, and the bound is exact (hypergeometric).
+    The sample is drawn without replacement (hypergeometric).
     """
     counts = range(found, total - sampled + found + 1)
     too_many = bisect_left(
@@ -74,7 +75,7 @@ def upper_bound_of_count(found: int, *, sampled: int, total: int) -> int:
     return found - 1 + too_many
 
 
-def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"]) -> float:
+def jaccard(first: EdgeMask, second: EdgeMask) -> float:
     """Return the number of edges in ``first`` and ``second`` over the number in either; nan if both are empty."""
     either = int((first | second).sum())
     return float((first & second).sum()) / either if either else np.nan
@@ -83,7 +84,7 @@ def jaccard(first: Bool[np.ndarray, " edge"], second: Bool[np.ndarray, " edge"])
 def random_halves(
     templates: Sequence[str], *, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divide the pairs of each template at random; return the indices of the pairs in each half."""
+    """Divide the pairs of each template at random; return the indices of each half."""
     halves: tuple[list[int], list[int]] = [], []
     for own in rows_by_template(templates).values():
         rows = generator.permutation(own).tolist()

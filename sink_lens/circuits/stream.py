@@ -1,8 +1,8 @@
 """What each writer adds to the stream and what each reader makes of it, in closed form.
 
-A head adds ``z_head @ W_O[head]``. Where a norm follows the attention's output (Gemma, OLMo 2), the norm divides all
-heads by one number and multiplies by its gain; with the number of the run itself, what the heads add sums exactly to
-what the attention adds. A multiplier (Granite) is a gain alone. The same holds for the neurons of an MLP.
+A head adds ``z_head @ W_O[head]``. A norm behind the attention's output (Gemma, OLMo 2) divides all heads by one number
+and multiplies by its gain; with the number of the run itself, what the heads add sums exactly to what the attention
+adds. A multiplier (Granite) is a gain alone. The same holds for the neurons of an MLP.
 
 A reader takes the stream x at its place, norms it and projects it: ``q = W_q n(x) + b``. The gradient of a metric m
 with respect to the stream as this reader alone sees it is therefore ``J(x)' W_q' dm/dq``, with the Jacobian of the norm

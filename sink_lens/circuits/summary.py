@@ -29,8 +29,7 @@ def summary_row(
 ) -> dict[str, Any]:
     """Return the row of the summary but for the left sum; ``schema/circuit.toml`` says what each field is.
 
-    ``seen``: the circuit was given and found on these pairs. ``check`` and ``nodes`` are real patches; ``judge`` judges
-    the ``core``.
+    ``check`` and ``nodes`` are real patches; ``judge`` judges the ``core``.
     """
     answer, probability = circuit.first_answer
     return {

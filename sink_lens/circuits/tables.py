@@ -2,19 +2,18 @@
 
 import numpy as np
 import pandas as pd
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 
 from ..stats import sort_by_magnitude
 from . import stability
 from .choice import node_scores
+from .graph import EdgeMask, EdgeValues
 from .scores import Scores
 
 _TOP = 2000
 
 
-def every_edge_table(
-    scores: Scores, chosen: Bool[np.ndarray, " edge"], inclusion: Float[np.ndarray, " edge"]
-) -> pd.DataFrame:
+def every_edge_table(scores: Scores, chosen: EdgeMask, inclusion: EdgeValues) -> pd.DataFrame:
     graph, values = scores.graph, scores.values
     spans, writers, readers = graph.ends
     error = np.full(values.shape[1], np.nan)
@@ -39,7 +38,7 @@ def largest_edge_table(
     scores: Scores,
     *,
     weights: Float[np.ndarray, "sample pair"],
-    drawn: Bool[np.ndarray, " edge"],
+    drawn: EdgeMask,
 ) -> pd.DataFrame:
     """Return ``Circuit.frame`` from ``every_edge_table``; ``drawn`` marks the edges in the picture."""
     mean, chosen = scores.mean, np.flatnonzero(every["in_circuit"])
@@ -55,7 +54,7 @@ def largest_edge_table(
     return found[columns]
 
 
-def node_table(scores: Scores, chosen: Bool[np.ndarray, " edge"]) -> pd.DataFrame:
+def node_table(scores: Scores, chosen: EdgeMask) -> pd.DataFrame:
     graph, values = scores.graph, node_scores(scores.graph, scores.mean)
     _, writers, readers = graph.ends
     into = np.bincount(readers[chosen], minlength=len(graph.readers)) @ graph.reader_of_node

@@ -1,18 +1,16 @@
 """The attention that a key receives, from its column of the pattern, and the shape of sampled rows.
 
-A *column* is the attention of every query to one key; it is computed without building the pattern. Keys after the
-query have mass 0. *Rows* are explicit rows of the pattern at sampled query positions.
-
-Padding is on the right, so a real query never sees it; `valid` and `row_valid` say which queries are real.
+A *column* is the attention of every query to one key; it is computed without building the pattern. *Rows* are explicit
+rows of the pattern at sampled query positions. Padding is on the right, so a real query never sees it; `valid` and
+`row_valid` say which queries are real.
 
 Scores and masses are shares of a query's attention, averaged over the queries that can see the key:
 
 - softmax over the earlier keys: rows sum to 1, and a weight is a share as it is;
-- a learned sink logit (gpt-oss): rows sum to less than 1, and a weight is still a probability. What the logit takes
-  is given to no key, so the weights are taken as they are;
+- a learned sink logit (gpt-oss): rows sum to less than 1, and a weight is still a probability, taken as it is;
 - sigmoid: rows sum to anything, so each weight is taken over the sum of its row (`row_shares`);
-- a sliding window: only the queries whose window reaches the key are averaged over (`reach`). All others give it 0
-  because they cannot see it.
+- a sliding window: only the queries whose window reaches the key are averaged over. `reach` is the number of positions
+  that a query sees, itself included; None is all.
 """
 
 import math
@@ -21,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
-from sink_lens.measures.reductions import check_position, mean_where, queries_from, widen
+from .reductions import check_position, mean_where, queries_from, widen
 
 
 def sink_score(
@@ -40,9 +38,8 @@ def sink_score(
         column: attention of each query to `key`; of sigmoid attention, its share of the row's sum (`row_shares`).
         valid: which queries are real tokens.
         key: the 0-based position whose column this is.
-        min_queries: sequences with fewer real queries that see `key` are nan, since the mean of a late key over few
-            queries, itself among them, would be a false sink, and so would that of the first key: see
-            ``fewest_queries``; a window shorter than this must be full.
+        min_queries: sequences with fewer real queries that see `key` are nan, since the mean over few queries would be
+            a false sink: see ``fewest_queries``; a window shorter than this must be full.
         reach: positions that a query sees, itself included, under a sliding window; None is all.
 
     Raises:
@@ -60,8 +57,7 @@ def sink_score(
 def sink_rate(score: Float[Tensor, "batch head"], *, threshold: float) -> Float[Tensor, " head"]:
     """Share of sequences in which the head's sink score is strictly above the threshold.
 
-    In [0, 1]. Sequences whose score is nan are left out; nan if no sequence is left. The threshold has no default,
-    because a rate means nothing without its threshold (the paper uses 0.3).
+    In [0, 1]. Sequences whose score is nan are left out; nan if no sequence is left. The paper's threshold is 0.3.
 
     Reference: Gu et al., arXiv 2410.10781, Sink_k^eps (the mean of this over layers and heads).
     """
@@ -83,16 +79,8 @@ def sink_mass(
     """Mean attention to `key` over the real queries after it that can see it, without its own query.
 
     In [0, 1]; nan if no real query follows the key. After an intervention, report it at both the sink position and the
-    target position: removing a sink and moving it are different results.
-
-    Args:
-        column: attention of each query to `key`; of sigmoid attention, its share of the row's sum (`row_shares`).
-        valid: which queries are real tokens.
-        key: the 0-based position whose column this is.
-        reach: positions that a query sees, itself included, under a sliding window; None is all.
-
-    Raises:
-        InputError: `key` is outside the sequence.
+    target position: removing a sink and moving it are different results. Arguments and errors are those of
+    `sink_score`.
 
     Reference: arXiv 2605.06611 (the induced sink score, before its mean over sequences and heads).
     """
@@ -108,19 +96,9 @@ def uniform_mass(
     reach: int | None = None,
     row_sum: Float[Tensor, "batch query"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """Sink mass that `key` would have under uniform attention.
+    """Sink mass that `key` would have under uniform attention: 1 / (number of keys seen), over the same queries.
 
-    It is the mean of 1 / (number of keys seen) over the later queries that see the key. In [0, 1]; nan if no real
-    query follows the key.
-
-    Args:
-        valid: which queries are real tokens.
-        key: the 0-based position.
-        reach: positions that a query sees, itself included, under a sliding window; None is all.
-        row_sum: what the rows sum to, where a learned sink logit takes a part of them; None is 1.
-
-    Raises:
-        InputError: `key` is outside the sequence.
+    ``row_sum``: what the rows sum to, where a learned sink logit takes a part of them; None is 1.
     """
     check_position(key, n_positions=valid.shape[1])
     seen = torch.arange(1, valid.shape[1] + 1, device=valid.device).clamp(min=1, max=reach).double()
@@ -132,8 +110,8 @@ def uniform_mass(
 def fewest_tokens(*, threshold: float) -> int:
     """Return how many tokens a sequence, and a window, must have before a score above ``threshold`` means a sink.
 
-    In shorter ones uniform attention passes the threshold: the first of n keys has the mean of 1, 1/2, ..., 1/n as its
-    score. The number is 10 at 0.3, 18 at 0.2, 44 at 0.1 and 105 at 0.05.
+    In shorter ones uniform attention passes: the first of n keys scores the mean of 1, 1/2, ..., 1/n. The number is 10
+    at 0.3, 18 at 0.2, 44 at 0.1 and 105 at 0.05.
     """
     n, total = 1, 1.0
     while total / n >= threshold:
@@ -147,21 +125,13 @@ def fewest_queries(*, threshold: float, reach: int | None = None) -> float:
 
     The number is 10, or 2 / threshold if that is more: at a late key with fewer queries a head that looks only at its
     own token and the one before would pass. In a shorter window it is ``reach``. The sequence needs ``fewest_tokens``.
-
-    Args:
-        threshold: sink score above which a key is called a sink.
-        reach: positions that a query sees, itself included, under a sliding window; None is all.
     """
     fewest = max(10, 2 / threshold)
     return fewest if reach is None else min(fewest, reach)
 
 
 def row_shares(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch head row key"]:
-    """Divide each attention weight by the sum of its row, for sigmoid attention.
-
-    In [0, 1]. Untrained sigmoid attention gives every key a weight of about 1/2, which as a share is uniform
-    attention. A row of zeros stays zeros.
-    """
+    """Divide each weight of sigmoid attention by the sum of its row: in [0, 1]; a row of zeros stays zeros."""
     rows = widen(rows)
     return rows / rows.sum(-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
 
@@ -180,8 +150,7 @@ def null_mass(rows: Float[Tensor, "batch head row key"]) -> Float[Tensor, "batch
     """Attention that goes to no key: 1 - the sum of the row.
 
     In [0, 1]: 0 for an ordinary softmax, positive with a learned sink logit (gpt-oss). A sum that exceeds 1 by at most
-    0.01 counts as rounding (bfloat16 rows are off by up to 2^-8) and gives 0. A larger sum cannot come from a
-    softmax (sigmoid attention, for example) and gives nan.
+    0.01 counts as rounding (bfloat16 rows are off by up to 2^-8) and gives 0. A larger one is no softmax's: nan.
     """
     missing = 1 - widen(rows).sum(-1)
     return missing.clamp(min=0).masked_fill(missing < -0.01, math.nan)

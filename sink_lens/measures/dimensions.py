@@ -11,8 +11,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sink_lens.errors import InputError
-from sink_lens.measures.reductions import (
+from ..errors import InputError
+from .reductions import (
     check_position,
     excess_kurtosis,
     mean_where,
@@ -37,8 +37,7 @@ def dominance_ratio_fixed(h: Float[Tensor, "batch d_model"], *, dimension: int) 
     """Mean magnitude of one given dimension over that of all other dimensions, both averaged over samples.
 
     In [0, inf]; nan if everything is 0, or if there is only one dimension. The paper computes it after the
-    attention-input norm (Llama-2-7B, dimension 2533: 262.88). A trace's
-    ``layers.dominance_ratio_fixed`` is computed on the residual stream.
+    attention-input norm (Llama-2-7B, dimension 2533: 262.88), a trace on the residual stream.
 
     Raises:
         InputError: `dimension` is outside the tensor.
@@ -87,8 +86,8 @@ def outlier_dimensions(
 def random_energy_share(n: int, *, width: int) -> float:
     """Compute the share of a random token's energy that its ``n`` largest of ``width`` dimensions hold, as expected.
 
-    The dimensions are independent and normal. A share n/d has the magnitudes above t, with 2 (1 - Phi(t)) = n/d; it
-    holds n/d + 2 t phi(t) of the energy, which is exact for many dimensions.
+    The dimensions are independent, normal and many: the largest n/d are the magnitudes above t, with
+    2 (1 - Phi(t)) = n/d, and hold n/d + 2 t phi(t) of the energy.
     """
     if n <= 0 or n >= width:
         return float(n > 0)
@@ -119,8 +118,7 @@ def residual_outliers(
 ) -> Bool[Tensor, "batch position d_model"]:
     """Mark entries over `factor` times their token's median magnitude; False at padding.
 
-    Reference: arXiv 2601.22966 (residual sinks: dimensions that are large on most tokens; their threshold is theirs,
-    this one is ours).
+    Reference: arXiv 2601.22966 (residual sinks: dimensions that are large on most tokens); the threshold is ours.
     """
     magnitude = widen(h).abs()
     return (magnitude > factor * median_magnitude(magnitude)[..., None]) & valid[..., None]
@@ -156,9 +154,8 @@ def growth_ratio(
 ) -> Float[Tensor, " batch"]:
     """Norm of the token at `key` over the median norm of the real positions from `others_from` on.
 
-    In [0, inf]. A layer in which the ratio at least doubles belongs to a growth step. The raw norm is less
-    informative, because an early layer may multiply the norm of every token. nan if `key` is padding or no other
-    position is left.
+    In [0, inf]; nan if `key` is padding or no other position is left. A layer in which the ratio at least doubles
+    belongs to a growth step. The raw norm says less: an early layer may multiply the norm of every token.
 
     Raises:
         InputError: `key` is outside the sequence.
@@ -172,5 +169,5 @@ def growth_ratio(
 
 def median_magnitude(magnitude: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch"]:
     """Return the median of each token's magnitudes; of an even number the mean of the two middle ones."""
-    # torch gives the lower of the two, and the upper is the lower of the negated magnitudes
+    # torch gives the lower of the two
     return magnitude.median(-1).values / 2 - (-magnitude).median(-1).values / 2

@@ -7,8 +7,8 @@ import torch
 from jaxtyping import Bool, Float, Int, Num
 from torch import Tensor
 
-from sink_lens.errors import InputError
-from sink_lens.measures.reductions import mean_where, widen
+from ..errors import InputError
+from .reductions import mean_where, widen
 
 
 def induction(

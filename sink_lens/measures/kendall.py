@@ -6,6 +6,7 @@ the places of the entries that came from the right block say how many of the lef
 blocks each entry is compared with every later one, which takes fewer steps than sorting.
 """
 
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -36,10 +37,8 @@ def tau_b(
     found = np.empty(len(rows))
 
     def fill(part: slice) -> None:
-        (order, plain), (order_by, plain_by) = (
-            _sort_orders_and_untied(rows[part]),
-            _sort_orders_and_untied(by[part]),
-        )
+        order, plain = _sort_orders_and_untied(rows[part])
+        order_by, plain_by = _sort_orders_and_untied(by[part])
         found[part] = _tau_without_ties(np.take_along_axis(_ranks(order_by), order, -1))
         if (tied := ~(plain & plain_by)).any():
             found[part][tied] = _tau_with_ties(rows[part][tied], by[part][tied])
@@ -54,10 +53,8 @@ def tau_b_matrix(
     """Kendall's tau-b of each row of `x` with every row of `y`; each row is sorted only once. See `tau_b`."""
     x, y = widen(x), widen(y)
     rows, others = _to_numpy(x), _to_numpy(y)
-    (order, plain), (order_others, plain_others) = (
-        _sort_orders_and_untied(rows),
-        _sort_orders_and_untied(others),
-    )
+    order, plain = _sort_orders_and_untied(rows)
+    order_others, plain_others = _sort_orders_and_untied(others)
     ranks, found = _ranks(order), np.empty((len(rows), len(others)))
 
     def fill(part: slice) -> None:
@@ -101,15 +98,13 @@ def _ranks(order: np.ndarray) -> np.ndarray:
 
 
 def _tau_without_ties(permutations: np.ndarray) -> np.ndarray:
-    """Return Kendall's tau of two variables, from the ranks of one in ascending order of the other, for each row."""
-    n_values = permutations.shape[1]
-    pairs = n_values * (n_values - 1) // 2
+    """Return each row's tau of two variables, from the ranks of one in ascending order of the other."""
+    pairs = math.comb(permutations.shape[1], 2)
     return _tau_from_counts(pairs - 2 * _count_inversions(permutations), pairs, pairs)
 
 
 def _tau_with_ties(x: np.ndarray, reference: np.ndarray) -> np.ndarray:
-    n_values = x.shape[1]
-    pairs = n_values * (n_values - 1) // 2
+    pairs = math.comb(x.shape[1], 2)
     # Sort by the reference, and ties in it by x, so that a pair tied in the reference is no inversion.
     order = np.lexsort((x, reference), axis=-1)
     x, reference = np.take_along_axis(x, order, -1), np.take_along_axis(reference, order, -1)
@@ -130,7 +125,7 @@ def _tau_from_counts(
 ) -> np.ndarray:
     """Return tau-b of each row, given its numbers of pairs: concordant minus discordant, and untied in each variable.
 
-    nan if no pair is untied. The roots divide one after the other, since the product of two counts can overflow.
+    The roots divide one after the other, since the product of two counts can overflow.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         return np.clip(difference / np.sqrt(pairs_x) / np.sqrt(pairs_y), -1, 1)

@@ -10,8 +10,8 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sink_lens.measures.heads import expand_kv
-from sink_lens.measures.reductions import check_position, mean_where, queries_from, widen
+from .heads import expand_kv
+from .reductions import check_position, mean_where, queries_from, widen
 
 
 def qk_alignment(
@@ -35,9 +35,8 @@ def qk_alignment(
     wide = w_q.double()
     gram = wide @ wide.mT
     first = torch.linalg.eigh(gram).eigenvectors[..., -1]
-    cosine = einsum(
-        first, keys, "head d_head, head d_head -> head"
-    ).abs() / torch.linalg.vector_norm(keys, dim=-1)
+    shared = einsum(first, keys, "head d_head, head d_head -> head")
+    cosine = shared.abs() / torch.linalg.vector_norm(keys, dim=-1)
     empty = gram.diagonal(dim1=-2, dim2=-1).sum(-1) == 0
     return cosine.clamp(max=1).masked_fill(empty, torch.nan).to(widen(w_q).dtype)
 
@@ -67,10 +66,8 @@ def positive_share(
     Reference: arXiv 2605.06611.
     """
     check_position(key, n_positions=q.shape[1])
-    keys = expand_kv(widen(k), n_heads=q.shape[2])
-    product = einsum(
-        widen(q), keys.to(widen(q).dtype), "batch query head d, batch head d -> batch head query"
-    )
+    q, keys = widen(q), expand_kv(widen(k), n_heads=q.shape[2])
+    product = einsum(q, keys.to(q.dtype), "batch query head d, batch head d -> batch head query")
     later = queries_from(valid, start=key + 1, end=None if reach is None else key + reach)
     return mean_where((product > 0).float(), where=later[:, None], dim=-1)
 
@@ -83,9 +80,9 @@ def logit_split(
 ) -> Float[Tensor, "batch head query sample"]:
     """Contribution of each part of a key to the attention logit: scale x (q . part).
 
-    The decomposition is exact: summed over `sample`, the contributions of the parts (dominant dimension, rest, bias)
-    give the logit of the whole key. They are in logits and have either sign. A soft cap, if any, comes afterwards. If
-    keys go through a norm, pass parts that are already multiplied by the norm's scale.
+    Summed over `sample`, the contributions of the parts (dominant dimension, rest, bias) give the logit of the whole
+    key, before a soft cap. They have either sign. If keys go through a norm, pass parts that are already multiplied by
+    the norm's scale.
 
     Args:
         query: queries, rotated if the parts are.
@@ -97,10 +94,6 @@ def logit_split(
 
     Reference: arXiv 2605.06611; the split is ours.
     """
-    expanded = expand_kv(widen(parts), n_heads=query.shape[1])
-    query = widen(query)
-    return scale * einsum(
-        query,
-        expanded.to(query.dtype),
-        "batch head query d, batch head sample d -> batch head query sample",
-    )
+    query, parts = widen(query), expand_kv(widen(parts), n_heads=query.shape[1])
+    of_parts = "batch head query d, batch head sample d -> batch head query sample"
+    return scale * einsum(query, parts.to(query.dtype), of_parts)

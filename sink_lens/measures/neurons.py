@@ -1,8 +1,8 @@
 """Neurons that write the outlier dimension, by contribution and by the other criteria in use.
 
 A super neuron contributes at least a given share of its layer's change of the outlier dimension at the sink.
-Activation spike, weight norm, selectivity and channel sparsity are reported as further evidence, but they do not define
-a super neuron. Weight norm alone misses some super neurons and selects neurons that are none.
+Activation spike, weight norm, selectivity and channel sparsity are further evidence. Weight norm alone misses some
+super neurons and selects neurons that are none.
 """
 
 import math
@@ -12,8 +12,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sink_lens.errors import InputError
-from sink_lens.measures.reductions import excess_kurtosis, widen
+from ..errors import InputError
+from .reductions import excess_kurtosis, widen
 
 
 class Selectivity(NamedTuple):
@@ -37,9 +37,8 @@ def contributions(
 ) -> Float[Tensor, "batch neuron"]:
     """Amount that each neuron adds to one residual dimension: its activation x its down-projection entry.
 
-    The decomposition is exact: summed over neurons, the amounts give the MLP's output in that dimension without
-    biases. They are in the unit of the residual stream and have either sign. Some families norm the MLP's output before
-    adding it (Gemma, OLMo2). Each amount is then multiplied by the gain and by the scale that the norm really had.
+    Summed over neurons, the amounts give the MLP's output in that dimension without biases. They are in the unit of the
+    residual stream and have either sign. Where a norm follows the MLP (Gemma, OLMo2), give its scale and gain.
 
     Args:
         activations: input of the down-projection at one token of each sequence.
@@ -58,8 +57,7 @@ def contribution_share(
 ) -> Float[Tensor, " neuron"]:
     """Each neuron's share of a layer's change in one residual dimension: mean term over mean change, over sequences.
 
-    It may be negative, and it exceeds 1 if other neurons work against this one. nan if the mean change is 0. It is a
-    ratio of means, so a sequence in which nothing changes cannot make it explode.
+    It may be negative, and it exceeds 1 if other neurons work against this one. nan if the mean change is 0.
 
     Args:
         terms: `contributions` at the sink token.
@@ -72,7 +70,7 @@ def contribution_share(
 def super_neurons(
     shares: Float[Tensor, " neuron"], *, share: float = 0.05
 ) -> Bool[Tensor, " neuron"]:
-    """Mark the super neurons: those whose contribution share, given in `shares`, is at least `share`."""
+    """Mark the neurons whose contribution share is at least `share`."""
     return shares >= share
 
 
@@ -81,11 +79,8 @@ def spike_ratio(
 ) -> Float[Tensor, " neuron"]:
     """Mean |activation| of each neuron at the sink, divided by its mean |activation| at the other positions.
 
-    In [0, inf]: infinite for a neuron that fires only at the sink, nan for one that never fires.
-
-    Args:
-        at_sink: activations at the sink.
-        elsewhere: each sequence's mean |activation| over its other positions.
+    In [0, inf]: infinite for a neuron that fires only at the sink, nan for one that never fires. ``elsewhere`` has each
+    sequence's mean |activation| over its other positions.
     """
     return widen(at_sink).abs().mean(0) / widen(elsewhere).mean(0)
 
@@ -131,13 +126,9 @@ def column_kurtosis(
 ) -> Float[Tensor, " neuron"]:
     """Excess kurtosis of each neuron's column of the down-projection: 0 for a Gaussian column.
 
-    It is the fourth central moment over the squared variance, minus 3, without bias correction (the default of
-    `scipy.stats.kurtosis`). In [-2, d_model - 5 + 1/(d_model - 1)]; a column with a single nonzero entry reaches the
-    upper end. nan for a constant column.
-
-    Args:
-        w_down: down-projection.
-        chunk: number of columns processed at once, which bounds the memory.
+    Without bias correction, as in `scipy.stats.kurtosis`. In [-2, d_model - 5 + 1/(d_model - 1)]; a column with a
+    single nonzero entry reaches the upper end. nan for a constant column. ``chunk`` columns are processed at once,
+    which bounds the memory.
 
     Raises:
         InputError: chunk is under 1.

@@ -11,8 +11,8 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sink_lens.measures.heads import heads_per_kv_head
-from sink_lens.measures.reductions import check_position, mean_where, widen
+from .heads import heads_per_kv_head
+from .reductions import check_position, mean_where, widen
 
 
 def value_norms(
@@ -25,9 +25,9 @@ def value_norms(
     Raises:
         InputError: the number of query heads is not a multiple of the number of key-value heads.
     """
-    n_kv_heads, v = v.shape[2], widen(v)
-    group = heads_per_kv_head(factor.shape[0], n_kv_heads=n_kv_heads)
-    grouped = factor.to(v.dtype).reshape(n_kv_heads, group, *factor.shape[1:])
+    v = widen(v)
+    group = heads_per_kv_head(factor.shape[0], n_kv_heads=v.shape[2])
+    grouped = factor.to(v.dtype).unflatten(0, (-1, group))
     written = einsum(
         v, grouped, "batch key kv_head d, kv_head group e d -> batch key kv_head group e"
     )
@@ -37,15 +37,10 @@ def value_norms(
 def value_norm_ratio(
     norms: Float[Tensor, "batch head position"], *, valid: Bool[Tensor, "batch position"], key: int
 ) -> Float[Tensor, "batch head"]:
-    """Norm of the sink's value after W_O, over the mean of that norm at the other real positions.
+    """Norm of the sink's value after W_O (`value_norms`), over the mean of that norm at the other real positions.
 
     In [0, inf]. The paper calls at most 0.2 a no-op: attending to the sink then writes nearly nothing. nan if the key
     is padding or the only real position. Biases of W_O are left out.
-
-    Args:
-        norms: the norms after W_O, from `value_norms`.
-        valid: True at real positions.
-        key: 0-based position of the sink.
 
     Raises:
         InputError: `key` is outside the sequence.

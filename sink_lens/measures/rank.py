@@ -7,7 +7,7 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from sink_lens.measures.reductions import check_position
+from .reductions import check_position
 
 
 def effective_rank(
@@ -26,8 +26,8 @@ def effective_rank(
         valid: True at real positions; padding is left out.
         without: a position to leave out, such as the sink.
 
-    Cost: one eigenvalue problem of size min(positions, d_model) per sequence. The Gram matrix is built in float64. Its
-    singular values have an error of at most about 2e-8 of the largest one, less than those of a float32 SVD.
+    Cost: one eigenvalue problem of size min(positions, d_model) per sequence, in float64. Singular values have an error
+    of at most about 2e-8 of the largest one, less than those of a float32 SVD.
 
     Raises:
         InputError: `without` is outside the sequence.

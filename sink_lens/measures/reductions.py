@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
-from sink_lens.errors import InputError
+from ..errors import InputError
 
 
 def widen(x: Num[Tensor, "*value"]) -> Float[Tensor, "*value"]:
@@ -56,9 +56,7 @@ def sort_last_axis(x: Float[Tensor, "*batch value"]) -> Float[Tensor, "*batch va
 
 def excess_kurtosis(x: Float[Tensor, "..."], *, dim: int) -> Float[Tensor, "..."]:
     """Fourth central moment over the squared variance, minus 3, without bias correction; nan for constant values."""
-    centred = x - x.mean(
-        dim, keepdim=True
-    )  # of constant values not always 0, which rounding decides
+    centred = x - x.mean(dim, keepdim=True)  # of constant values 0 but for rounding
     # Divide by the largest first: the fourth power of a massive activation would overflow, of small weights vanish.
     squares = (centred / centred.abs().amax(dim, keepdim=True)).square()
     found = squares.square().mean(dim) / squares.mean(dim).square() - 3

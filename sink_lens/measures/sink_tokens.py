@@ -17,8 +17,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sink_lens.errors import InputError
-from sink_lens.measures.reductions import median_where, widen
+from ..errors import InputError
+from .reductions import median_where, widen
 
 SAMPLED_QUERIES = 64
 """The most query rows of a sequence that are computed."""
@@ -102,10 +102,7 @@ def share_score(
     A query's attention to a key counts as a multiple of the larger of two numbers: the fair share, and what the
     sequence's keys at a similar distance typically receive (the median over keys 1, 2, 3 to 4, 5 to 8, ... positions
     back), so that attention to neighbours makes no sink. The score is their mean over the later queries, and over
-    ``PRIOR_QUERIES`` more that are taken to give 1.
-
-    0 or more; 1 is ordinary and is also the score of a token that no sampled query follows. A late token is judged by
-    few queries, and the last one by none.
+    ``PRIOR_QUERIES`` more that are taken to give 1: that of a token that no sampled query follows.
 
     Args:
         shares: attention in fair shares (`fair_shares`), averaged over layers.
@@ -136,19 +133,13 @@ def ratios_to_median_norm(
 
 
 def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -> ScoreGap | None:
-    """Find the gap between low and high scores: the lowest wide gap with a median of at least `least` above it.
+    """Find the gap between low and high scores: the lowest wide one with a median of at least `least` above it.
 
     A gap is a range from a score to at least `gap` times this score that is nearly empty: it holds at most `STRAY_FRAC`
-    times as many tokens as lie above it. There may be several gaps. The function takes the lowest one that is, on a
-    logarithmic scale, at least half as wide as the widest. So a lower kind of sink counts, and a chance hole among
-    ordinary tokens does not. The threshold lies in the widest step between two scores of the gap.
-
-    Returns the gap with its threshold, or None if there is no gap. Scores of nan are left out.
-
-    Args:
-        scores: scores of tokens, any shape.
-        least: the least median score of the marked tokens.
-        gap: the least ratio of the edges.
+    times as many tokens as lie above it. Of several gaps the function takes the lowest one that is, on a logarithmic
+    scale, at least half as wide as the widest: so a lower kind of sink counts, and a chance hole among ordinary tokens
+    does not. The threshold lies in the widest step between two scores of the gap. Scores of nan are left out; None if
+    there is no gap.
 
     Raises:
         InputError: `gap` is not above 1.
@@ -161,29 +152,22 @@ def score_gap(scores: Float[Tensor, "..."], *, least: float, gap: float = GAP) -
         return None
     known = math.log(gap)
     missed = max(math.log(gap), math.log(float(ordered[-1] / ordered[0]))) + 1.0
-    for _ in range(
-        _BISECTIONS
-    ):  # the widest gap, between what is known to be there and what is not
+    # the widest gap, between what is known to be there and what is not
+    for _ in range(_BISECTIONS):
         middle = (known + missed) / 2
         there = _lowest_gap_edges(ordered, math.exp(middle), least=least) is not None
         known, missed = (middle, missed) if there else (known, middle)
-    wide = (
-        max(gap, math.exp(known / 2)),
-        math.exp(known),
-    )  # the median above half the width may be lower
+    # the median above half the width may be lower
+    wide = max(gap, math.exp(known / 2)), math.exp(known)
     places = (_lowest_gap_edges(ordered, one, least=least) for one in wide)
     first, above = next(place for place in places if place is not None)
     around = ordered[first : above + 1]
     jump = int((around[1:] / around[:-1]).argmax())  # the widest step from one score to the next
-    low, high = float(around[jump]), float(around[jump + 1])
+    low, high = around[jump : jump + 2].tolist()
     threshold = (low * high) ** 0.5
     near = (ordered > threshold / gap**0.5) & (ordered < threshold * gap**0.5)
     return ScoreGap(
-        low=low,
-        high=high,
-        threshold=threshold,
-        above=len(ordered) - 1 - first - jump,
-        within=int(near.sum()),
+        low, high, threshold, above=len(ordered) - 1 - first - jump, within=int(near.sum())
     )
 
 
@@ -193,9 +177,8 @@ def _lowest_gap_edges(
     """Return the indices of the edges of the lowest gap in ascending scores (see `score_gap`); None without a gap."""
     last = len(ordered) - 1
     after = torch.searchsorted(ordered, ordered, right=True)
-    first_above = torch.searchsorted(
-        ordered, ordered * gap
-    )  # the first score that is at least gap times each
+    # the first score that is at least gap times each
+    first_above = torch.searchsorted(ordered, ordered * gap)
     above, within = len(ordered) - first_above, first_above - after
     middle = (first_above + (above - 1) // 2, first_above + above // 2)
     lower, upper = (ordered[one.clamp(max=last)] for one in middle)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from sink_lens.measures import (
+from . import (
     attention,
     dimensions,
     heads,

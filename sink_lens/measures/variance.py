@@ -12,9 +12,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from sink_lens.errors import InputError
-from sink_lens.measures.kendall import tau_b
-from sink_lens.measures.reductions import mean_where, median_where, widen
+from ..errors import InputError
+from .kendall import tau_b
+from .reductions import mean_where, median_where, widen
 
 _WEIGHTS_AT_ONCE = 2**22
 """Weights whose correlations are computed at once, which bounds the memory (about 40 bytes each)."""
@@ -52,8 +52,8 @@ def s1(
 ) -> Float[Tensor, " position"]:
     """S1, spread over samples: the unbiased standard deviation of each value over sequences, averaged over values.
 
-    In [0, inf); nan at positions that fewer than two sequences reach. The paper computes it on random tokens. If the
-    sequences do not fit in memory, update `Moments` batch by batch; the result is the same.
+    In [0, inf); nan at positions that fewer than two sequences reach. The paper computes it on random tokens. Sequences
+    that do not fit in memory go into `Moments` batch by batch.
 
     Reference: arXiv 2605.06611, s[t] = mean_k std_n(z[n, t, k]).
     """
@@ -68,8 +68,7 @@ def s1(
 class Moments:
     """Running count, mean and sum of squared deviations over sequences, by position and coordinate, in float64.
 
-    Any split into batches gives the same result as all sequences at once (Chan, Golub and LeVeque 1979), up to the
-    rounding of the input's type. The object is updated in place, because it represents a stream and may be large.
+    Any split into batches gives the same result (Chan, Golub and LeVeque 1979), up to the rounding of the input's type.
     """
 
     count: Int[Tensor, " position"]
@@ -83,7 +82,7 @@ class Moments:
     def empty(
         cls, *, n_positions: int, n_values: int, device: torch.device | str | None = None
     ) -> "Moments":
-        """Return moments that have seen no sequence yet, for `n_positions` positions with `n_values` each."""
+        """Return moments that have seen no sequence yet."""
         zeros = torch.zeros(n_positions, n_values, dtype=torch.float64, device=device)
         count = torch.zeros(n_positions, dtype=torch.int64, device=device)
         return cls(count=count, mean=zeros, m2=zeros.clone())
@@ -91,7 +90,7 @@ class Moments:
     def update(
         self, x: Float[Tensor, "batch position *value"], *, valid: Bool[Tensor, "batch position"]
     ) -> None:
-        """Update the moments in place with the values `x` of more sequences; padding (not `valid`) is left out."""
+        """Update the moments in place with more sequences; padding (not `valid`) is left out."""
         flat = widen(x.flatten(2) if x.ndim > 2 else x[..., None])
         added = valid.sum(0)
         whole = bool(valid.all())  # then no mask is needed, which takes most of the time here
@@ -132,18 +131,16 @@ def decay_exponent(s: Float[Tensor, " position"]) -> Float[Tensor, ""]:
     s = widen(s)
     chosen = (s.isfinite() & (s > 0)).nonzero()[:, 0]
     x = (chosen + 1).double().log()
-    y = s[chosen].double().log()
     x = x - x.mean()
     spread = x.square().sum()
-    slope = (x * y).sum() / spread
+    slope = (x * s[chosen].double().log()).sum() / spread
     return torch.where(spread > 0, slope, math.nan).to(s.dtype)
 
 
 def variance_ratio(s: Float[Tensor, " position"], *, others_from: int = 8) -> Float[Tensor, ""]:
     """Ratio of the standard deviation `s` at the first position to its median from position `others_from` on.
 
-    In [0, inf); a ratio above 1 is a variance discrepancy. nan if there are no such positions. Undefined (nan)
-    positions are left out of the median.
+    In [0, inf); a ratio above 1 is a variance discrepancy. nan if there are no such positions; nan ones do not count.
 
     Raises:
         InputError: there is no position.
@@ -167,18 +164,16 @@ def output_preservation(
 
     Args:
         w_o: output projection, with one row per output dimension and heads concatenated in `value`.
-        first_std: standard deviation over samples of each input at the first position (the first row of
-            `Moments.std`).
+        first_std: standard deviation over samples of each input at the first position.
         per_dimension: the output dimensions to compute; by default all.
 
     Reference: arXiv 2605.06611.
     """
     rows = w_o if per_dimension is None else w_o[per_dimension.to(w_o.device)]
-    n_values = w_o.shape[1]
     reference = widen(first_std).to(w_o.device)
-    chunk = max(1, _WEIGHTS_AT_ONCE // max(1, n_values))
+    chunk = max(1, _WEIGHTS_AT_ONCE // max(1, w_o.shape[1]))
     parts = [
-        tau_b(widen(part).abs(), reference=reference.expand(part.shape[0], n_values))
+        tau_b(widen(part).abs(), reference=reference.expand(part.shape))
         for part in rows.split(chunk)
     ]
     return torch.cat(parts) if parts else widen(rows).new_empty(0)
