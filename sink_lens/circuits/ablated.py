@@ -28,7 +28,7 @@ from einops import einsum
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from .runs import Runs
+from .runs import Progress, Runs
 from .stream import Tensors, apply_norm, fill_outputs, hook_name_of, output_biases
 
 _TO_HEADS = "batch head position d_model, head d_head d_model -> batch position head d_head"
@@ -38,11 +38,11 @@ def compute_circuit_metrics(
     runs: Runs,
     kept: Bool[np.ndarray, "circuit edge"],
     *,
-    advance: Callable[[float], object] = lambda passes: None,
+    advance: Progress = lambda done: None,
 ) -> Float[Tensor, "circuit pair"]:
     """Run the model with only the edges of each circuit in ``kept``, and return the metric of each pair.
 
-    Cost: for each batch of pairs two forwards, and for each circuit about two. ``advance`` is called with passes done.
+    Cost: for each batch of pairs two forwards, and for each circuit about two.
     """
     runs.check_weights()
     values = torch.full((len(kept), runs.n_pairs), torch.nan, dtype=torch.float64)

@@ -7,7 +7,7 @@ too; those that can go together at no loss are not confirmed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import pandas as pd
@@ -22,6 +22,9 @@ from .exact import exact_node_scores, exact_scores
 from .graph import EdgeMask, Graph
 from .runs import Runs
 from .scores import Scores
+
+if TYPE_CHECKING:
+    from .circuit import Circuit
 
 CONFIRMED = 0.01
 """An edge is confirmed if its real patch changes the metric by at least this share of what all edges do."""
@@ -78,18 +81,10 @@ class ScoreCheck:
         return float(off / total) if total else np.nan
 
 
-def check_edges(
-    runs: Runs,
-    scores: Scores,
-    chosen: EdgeMask,
-    *,
-    seed: int,
-    edges: int,
-    pairs: int,
-    progress: bool,
-) -> ScoreCheck:
-    """Make ``Circuit.check`` of the circuit ``chosen``; edges and pairs are drawn by ``seed``."""
-    generator, names = np.random.default_rng([seed, 4]), scores.graph.names
+def check_edges(circuit: "Circuit", *, edges: int, pairs: int, progress: bool) -> ScoreCheck:
+    """Make ``Circuit.check``; edges and pairs are drawn by the circuit's seed."""
+    generator, names = np.random.default_rng([circuit.seed, 4]), circuit.graph.names
+    runs, scores, chosen = circuit.runs, circuit.scores, circuit.chosen
     able = patchable_edges(names)
     inside, outside = np.flatnonzero(chosen & able), np.flatnonzero(~chosen & able)
     some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
@@ -103,7 +98,7 @@ def check_edges(
 
 
 def make_check(scores: Scores, chosen: EdgeMask, frame: pd.DataFrame) -> ScoreCheck:
-    """Make the check of the circuit ``chosen`` from all edges' scores and ``frame``, its table of real patches."""
+    """Make the check of the circuit ``chosen`` from ``frame``, its table of real patches."""
     inside = np.abs(scores.mean[chosen])
     outside = patchable_edges(scores.graph.names[~chosen])
     return ScoreCheck(
@@ -114,16 +109,15 @@ def make_check(scores: Scores, chosen: EdgeMask, frame: pd.DataFrame) -> ScoreCh
     )
 
 
-def check_nodes(
-    runs: Runs, scores: Scores, *, difference: float, seed: int, pairs: int, progress: bool
-) -> pd.DataFrame:
-    """Make ``Circuit.check_nodes``; ``difference``: the effect of replacing all edges. ``seed`` draws the pairs."""
-    graph, rows = scores.graph, _draw_pairs(runs, pairs, np.random.default_rng([seed, 8]))
+def check_nodes(circuit: "Circuit", *, pairs: int, progress: bool) -> pd.DataFrame:
+    """Make ``Circuit.check_nodes``; the circuit's seed draws the pairs."""
+    graph, runs = circuit.graph, circuit.runs
+    rows = _draw_pairs(runs, pairs, np.random.default_rng([circuit.seed, 8]))
     with _patch_bar(len(graph.writers), unit="node", progress=progress) as bar:
         exact = exact_node_scores(runs.select_pairs(rows), advance=bar.update).mean(0)
-    values = scores.values[rows].mean(0)
+    values = circuit.scores.values[rows].mean(0)
     magnitude = node_scores(graph, np.abs(values))
-    much = np.abs(exact) >= NODE_EFFECT * abs(difference)
+    much = np.abs(exact) >= NODE_EFFECT * abs(circuit.difference)
     scored = node_scores(graph, values)
     missed = (magnitude <= UNSEEN * np.abs(exact)) | (scored * exact < 0)
     frame = pd.DataFrame({"node": [one.name for one in graph.writers], "score": scored})
@@ -174,7 +168,7 @@ def patch_core(
 def _patch_edges(
     runs: Runs, edges: np.ndarray, *, pairs: int, generator: np.random.Generator, progress: bool
 ) -> tuple[list[int], Float[np.ndarray, " sample"]]:
-    """Patch each of ``edges`` alone on random pairs; return the pairs' indices and each mean effect."""
+    """Patch each edge alone on random pairs; return the pairs' indices and each mean effect."""
     rows = _draw_pairs(runs, pairs, generator)
     with _patch_bar(len(edges), unit="edge", progress=progress) as bar:
         real = exact_scores(runs.select_pairs(rows), edges.tolist(), advance=bar.update)

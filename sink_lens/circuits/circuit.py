@@ -258,8 +258,7 @@ class Circuit:
         ``size`` is less than ``n`` where the model has fewer edges, or ``greedy`` reaches fewer.
         """
         mask = choose_edges(self.graph, self.mean_scores, n, how=self.choice, outputs=self.outputs)
-        chosen = connected_edges(self.graph, mask, outputs=self.outputs)
-        return replace(self, chosen=chosen, size=int(mask.sum()), rule="asked")
+        return take_edges(self, mask, rule="asked")
 
     def strongest_edges(self, most: int = MOST_DRAWN) -> EdgeMask:
         """Return a mask of the edges that a picture shows: the circuit's largest that lie on paths, at most ``most``.
@@ -307,15 +306,7 @@ class Circuit:
 
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
         """
-        return checks.check_edges(
-            self.runs,
-            self.scores,
-            self.chosen,
-            seed=self.seed,
-            edges=edges,
-            pairs=pairs,
-            progress=progress,
-        )
+        return checks.check_edges(self, edges=edges, pairs=pairs, progress=progress)
 
     def check_nodes(self, *, pairs: int = 4, progress: bool = True) -> pd.DataFrame:
         """Compare a real patch of each node with its edges' scores, to find nodes whose effect the scores miss.
@@ -330,14 +321,7 @@ class Circuit:
             ``exact`` (effect of its real patch) and ``unseen`` (this effect is at least 5% of the metric's difference,
             and has the other sign than the score, or ten times the magnitude).
         """
-        return checks.check_nodes(
-            self.runs,
-            self.scores,
-            difference=self.difference,
-            seed=self.seed,
-            pairs=pairs,
-            progress=progress,
-        )
+        return checks.check_nodes(self, pairs=pairs, progress=progress)
 
     @cached_property
     def every_edge(self) -> pd.DataFrame:
@@ -508,13 +492,13 @@ def choose_by_scores(
         found = replace(found, rows=tuple(found.halves[0].tolist()))
     if config.choice != "threshold":
         return replace(found.with_size(found.size), rule="asked" if config.edges else "none")
-    mask = np.abs(found.mean_scores) >= config.threshold
-    return replace(
-        found,
-        chosen=connected_edges(found.graph, mask, outputs=found.outputs),
-        size=int(mask.sum()),
-        rule="threshold",
-    )
+    return take_edges(found, np.abs(found.mean_scores) >= config.threshold, rule="threshold")
+
+
+def take_edges(found: Circuit, mask: EdgeMask, *, rule: Rule) -> Circuit:
+    """Return the circuit of those edges in ``mask`` that are on a path."""
+    chosen = connected_edges(found.graph, mask, outputs=found.outputs)
+    return replace(found, chosen=chosen, size=int(mask.sum()), rule=rule)
 
 
 def choose_size(half: Circuit, curve: pd.DataFrame) -> Circuit:

@@ -1,4 +1,4 @@
-"""The command of this room: a run, or two circuits beside each other, and what it prints of them."""
+"""The command of this room, and what it prints."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -15,7 +15,7 @@ and the first that fails ends it, so that asking several does not make the 95% s
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -37,7 +37,7 @@ from .choice import (
 )
 from .config import AT_MOST, CARRIES, CircuitConfig
 from .graph import EdgeMask, EdgeValues
-from .runs import Runs
+from .runs import Progress, Runs
 
 _FIELDS = {"faithfulness": "faithfulness", "faithfulness_low": "low", "faithfulness_high": "high"}
 """Field of a summary -> column of a curve."""
@@ -78,12 +78,9 @@ class FaithfulnessJudge:
         self,
         circuits: Bool[np.ndarray, "circuit edge"],
         *,
-        advance: Callable[[float], object] = lambda circuits: None,
+        advance: Progress = lambda done: None,
     ) -> Float[np.ndarray, "circuit pair"]:
-        """Run the model with only the edges of each of ``circuits`` that are on paths; return the metric of each pair.
-
-        ``advance`` is called with circuits done.
-        """
+        """Run the model with only the edges of each of ``circuits`` that are on paths; return each pair's metric."""
         unlike: dict[bytes, int] = {}
         at = [
             unlike.setdefault(self.edges_on_paths(one).tobytes(), len(unlike)) for one in circuits
@@ -163,12 +160,11 @@ def compute_curve(
     mean: EdgeValues,
     *,
     asked: CircuitConfig,
-    advance: Callable[[float], object] = lambda circuits: None,
+    advance: Progress = lambda done: None,
 ) -> Curve:
     """Choose a circuit of each size in ``asked`` by the edges' scores ``mean``, and compute its faithfulness.
 
     ``mean`` is taken over other pairs than those of ``judge``. Cost: about two forwards of these for each circuit.
-    ``advance`` is called with circuits done.
     """
     graph, generator = judge.runs.graph, np.random.default_rng([judge.seed, 3])
     outputs = output_readers(judge.runs.metric, graph)
@@ -199,7 +195,7 @@ def judged_rows(
     rows: Sequence[dict[str, object]],
     circuits: Sequence[EdgeMask],
     *,
-    advance: Callable[[float], object] = lambda circuits: None,
+    advance: Progress = lambda done: None,
 ) -> pd.DataFrame:
     """Return a table of ``rows``, one per circuit, with ``connected``, ``nodes``, and its faithfulness."""
     counts = [_connected_counts(judge, one) for one in circuits]
@@ -207,8 +203,19 @@ def judged_rows(
     return pd.concat([pd.DataFrame(rows), pd.DataFrame(counts), judged], axis=1)
 
 
+def judge_circuits(
+    judge: FaithfulnessJudge, circuits: Mapping[str, Sequence[EdgeMask]]
+) -> pd.DataFrame:
+    """Return ``judged_rows`` of circuits by kind, such as swapped, each with ``share``, ``n`` and ``draw``."""
+    rows = [
+        {"by": by, "share": mask.mean(), "n": mask.sum(), "draw": draw}
+        for by, masks in circuits.items()
+        for draw, mask in enumerate(masks)
+    ]
+    return judged_rows(judge, rows, [mask for masks in circuits.values() for mask in masks])
+
+
 def _connected_counts(judge: FaithfulnessJudge, circuit: EdgeMask) -> dict[str, int]:
-    """Return the number of a circuit's edges on paths (``connected``), and the number of their nodes (``nodes``)."""
     graph, connected = judge.runs.graph, judge.edges_on_paths(circuit)
     writes = np.bincount(graph.ends[1][connected], minlength=len(graph.writers)) > 0
     n = int(writes.sum())

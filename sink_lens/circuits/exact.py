@@ -6,7 +6,7 @@ et al., arXiv 2304.05969). The score is the clean metric minus the metric of thi
 all of its readers at once, at the place of the stream that it adds to.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -22,12 +22,12 @@ from ..engine.forward import run_with
 from ..engine.trust import make_engine
 from ..errors import InputError
 from .graph import place_of_reader
-from .runs import Runs
+from .runs import Progress, Runs
 from .stream import Tensors, apply_norm, mlp_read_edits
 
 
 def exact_scores(
-    runs: Runs, edges: Sequence[int], *, advance: Callable[[int], object] = lambda cells: None
+    runs: Runs, edges: Sequence[int], *, advance: Progress = lambda done: None
 ) -> Float[np.ndarray, "pair edge"]:
     """Really patch each of ``edges`` (indices) alone, and return by how much the metric of each pair falls.
 
@@ -71,7 +71,7 @@ def exact_scores(
 
 
 def exact_node_scores(
-    runs: Runs, *, advance: Callable[[int], object] = lambda cells: None
+    runs: Runs, *, advance: Progress = lambda done: None
 ) -> Float[np.ndarray, "pair writer"]:
     """Ablate all of each writer, and return by how much the metric of each pair falls.
 
@@ -108,7 +108,7 @@ def _clean_tensors(runs: Runs, sites: Sequence[str], *, begin: int) -> Tensors:
 
 
 def _metric_drops(
-    runs: Runs, cells: Sequence[Cell], *, advance: Callable[[int], object]
+    runs: Runs, cells: Sequence[Cell], *, advance: Progress
 ) -> Float[np.ndarray, "pair sample"]:
     values = np.full((runs.n_pairs, len(cells)), np.nan)
     engine = make_engine(runs.lens, runs.clean, cells, [runs.metric], batch_size=runs.batch_size)

@@ -27,7 +27,7 @@ from ..text import percent
 from .choice import draw_random_circuit, swap_tenth
 from .circuit import Circuit
 from .config import OF_A_CHOICE, OF_A_RUN, CircuitConfig
-from .curve import FaithfulnessJudge, compute_curve, judged_rows
+from .curve import FaithfulnessJudge, compute_curve, judge_circuits
 from .files import SavedCircuit, read
 from .runs import run_given_pairs
 from .stability import jaccard
@@ -116,10 +116,9 @@ def evaluate(
     swapped = swap_tenth(
         graph, own.chosen, draws=random, generator=np.random.default_rng([config.seed, 11])
     )
-    masks = [own.chosen, ~own.chosen, *drawn, *swapped]
-    names = ["circuit", "without", *["random"] * random, *["swapped"] * len(swapped)]
-    rows = [{"by": by, "n": mask.sum()} for by, mask in zip(names, masks, strict=True)]
-    frame = judged_rows(judge, rows, masks)
+    circuits = {"circuit": [own.chosen], "without": [~own.chosen]}
+    circuits |= {"random": drawn, "swapped": swapped}
+    frame = judge_circuits(judge, circuits).drop(columns=["share", "draw"])
     if len(sizes):
         asked = CircuitConfig(sizes=tuple(sizes), random=0, nodes=False)
         more = compute_curve(judge, own.scores, asked=asked).frame[list(frame.columns)]

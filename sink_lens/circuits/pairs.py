@@ -194,7 +194,7 @@ def _as_tuple(side: Any) -> tuple[Any, ...]:
 def _answer_token(
     answer: str | int, pair: Pair, tokenizer: "PreTrainedTokenizerBase"
 ) -> int | None:
-    """Return the id of ``answer`` behind both prompts of ``pair``; None if it is several tokens or not the same."""
+    """Return the answer's id behind both prompts; None if it is several tokens or not the same."""
     from ..data.token_ids import answer_id, continuation_ids
 
     if pair.goes_on:
@@ -286,7 +286,7 @@ def _draw_induction(
     *,
     bos: BosCondition,
 ) -> Iterator[Pair]:
-    """Draw pairs of prompts without end: 10 random tokens, then the first few again; the answer is the next."""
+    """Draw 10 random tokens, then the first few again; the answer is the next."""
     from ..data.token_ids import bos_ids, ordinary_ids
 
     ids = np.array(ordinary_ids(tokenizer, d_vocab))

@@ -230,10 +230,7 @@ def draw_edges(
 
 
 def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float, float]) -> float:
-    """Return the distance in points from a node's middle to its border in the direction ``along``.
-
-    ``inches``: length of a unit of the x axis and of the y axis.
-    """
+    """Return the distance in points from a node's middle to its border; ``inches``: length of a unit of each axis."""
     size = 0.85 * FONT
     half = (0.3 * size * len(node_label(node)) + 0.22 * size, 0.6 * size + 0.22 * size)
     across, up = (abs(one) * inch for one, inch in zip(along, inches, strict=True))
@@ -315,7 +312,7 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
 
 
 def place_of_node(node: str) -> tuple[int, int, int]:
-    """Return (layer, sublayer, head) of a node, given by name, to sort nodes from the input to the logits."""
+    """Return (layer, sublayer, head), to sort nodes from the input to the logits."""
     if node in ("input", "logits"):
         return (-1 if node == "input" else _LAST, 0, 0)
     layer, number = re.match(r"[am](\d+)", node), re.search(r"\.(?:h|kv)(\d+)", node)

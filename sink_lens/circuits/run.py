@@ -1,7 +1,7 @@
 """A circuit as a kind of run."""
 
 import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -28,10 +28,10 @@ from ..signatures import takes
 from ..stats import interval
 from .attention import explain_attention
 from .choice import swap_tenth
-from .circuit import Circuit, choose_by_scores, choose_size
+from .circuit import Circuit, choose_by_scores, choose_size, take_edges
 from .config import Ablation, CircuitConfig
 from .core import core_table
-from .curve import FaithfulnessJudge, curve_areas, judged_rows
+from .curve import curve_areas, judge_circuits
 from .files import SavedCircuit, read
 from .graph import Graph
 from .methods import METHODS
@@ -431,15 +431,12 @@ def _choose_circuit(
 ) -> Circuit:
     circuit = choose_size(half, curve)
     if given is not None:
-        mask = given.map_to_graph(half.graph).chosen
-        chosen = half.faithfulness_judge.edges_on_paths(mask)
-        circuit = replace(half, chosen=chosen, size=int(mask.sum()), rule="given")
+        circuit = take_edges(half, given.map_to_graph(half.graph).chosen, rule="given")
     if not circuit.n_edges:
-        needs = {
+        need = {
             "threshold": f"a lower threshold than {config.threshold:g}",
             "given": "a circuit that has one",
-        }
-        need = needs.get(circuit.rule, "more edges")
+        }.get(circuit.rule, "more edges")
         raise InputError(
             f"no edge was chosen that lies on a path from the input to the metric; need {need}"
         )
@@ -460,19 +457,7 @@ def _circuit_curve_rows(circuit: Circuit, half: Circuit, *, random: int) -> pd.D
         generator=np.random.default_rng([circuit.seed, 11]),
     )
 
-    def judge_circuits(
-        judge: FaithfulnessJudge, masks: Mapping[str, Sequence[np.ndarray]]
-    ) -> pd.DataFrame:
-        rows = [
-            {"by": by, "share": mask.mean(), "n": mask.sum(), "draw": draw}
-            for by, some in masks.items()
-            for draw, mask in enumerate(some)
-        ]
-        return judged_rows(judge, rows, [mask for some in masks.values() for mask in some])
-
-    masks = {"circuit": [circuit.chosen], "without": [~circuit.chosen], "swapped": swapped}
-    frames = (
-        judge_circuits(own.faithfulness_judge, masks),
-        judge_circuits(half.faithfulness_judge, {"as_many": [like.chosen]}),
-    )
-    return pd.concat(frames, ignore_index=True)
+    circuits = {"circuit": [circuit.chosen], "without": [~circuit.chosen], "swapped": swapped}
+    judged = judge_circuits(own.faithfulness_judge, circuits)
+    as_many = judge_circuits(half.faithfulness_judge, {"as_many": [like.chosen]})
+    return pd.concat([judged, as_many], ignore_index=True)

@@ -39,6 +39,9 @@ from .graph import Graph
 from .stream import Tensors, Weights, hook_name_of, read_weights, writer_outputs, writer_sites
 from .tasks import Task
 
+Progress = Callable[[float], object]
+"""Called with the number of pairs, circuits or patches that were done."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Runs:
@@ -200,7 +203,7 @@ class Runs:
     def keeping_hook(
         self, key: tuple[str, int], *, into: Tensors, begin: int
     ) -> tuple[str, Callable[..., None]]:
-        """Return a hook that stores a (site, layer) in ``into``, from the position ``begin`` on, without gradient."""
+        """Return a hook that stores (site, layer) in ``into``, from the position ``begin`` on, without gradient."""
 
         def keep(x: Tensor, hook: object) -> None:
             into[key] = x.detach()[:, begin:]

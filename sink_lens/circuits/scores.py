@@ -20,7 +20,6 @@ Where edges have spans, the sum is over the positions of a span.
    and go to 2, up to ``most_steps``. What is then still off is kept and reported.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -40,13 +39,11 @@ from .config import TOLERANCE
 from .graph import EdgeValues, Graph
 from .methods import METHODS, Method, check_method
 from .rules import rule_hooks
-from .runs import Runs
+from .runs import Progress, Runs
 from .stream import Tensors, hook_name_of, reader_gradients, reader_sites
 
 _IDENTITY = {torch.float64: 1e-3, torch.float32: 1e-3}
 """Largest difference between the embedding's gradient and the sum over all readers, relative; 0.1 in other types."""
-
-Progress = Callable[[float], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,13 +92,13 @@ def score_by_gradients(
     most_steps: int = 160,
     tolerance: float = TOLERANCE,
     scale: float | None = None,
-    advance: Progress = lambda pairs: None,
+    advance: Progress = lambda done: None,
 ) -> Scores:
     """Score all edges by gradients: first-order estimates of what ablating each edge does to the metric.
 
     Cost: two forwards per pair, and a forward and a backward pass for each point. A method with several points begins
     with ``steps``, doubled up to ``most_steps`` while the error of a pair's sum is above ``tolerance``, a share of the
-    mean difference of the metric (``scale``; None: that of these pairs). ``advance`` is called with finished pairs.
+    mean difference of the metric (``scale``; None: that of these pairs).
 
     Raises:
         InputError: a method that is unknown, takes no gradient, or takes one where the stream is zero.

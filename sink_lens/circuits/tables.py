@@ -1,4 +1,4 @@
-"""The tables of a circuit's edges and nodes, from the scores of all edges."""
+"""The tables of a circuit's edges and nodes."""
 
 import numpy as np
 import pandas as pd
