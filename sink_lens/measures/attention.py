@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool, Float, Num
 from torch import Tensor
 
-from .reductions import check_position, mean_where, queries_from, widen
+from .reductions import check_position, later_queries, mean_where, queries_from, widen
 
 
 def sink_score(
@@ -84,8 +84,7 @@ def sink_mass(
 
     Reference: arXiv 2605.06611 (the induced sink score, before its mean over sequences and heads).
     """
-    check_position(key, n_positions=column.shape[2])
-    later = queries_from(valid, start=key + 1, end=None if reach is None else key + reach)
+    later = later_queries(valid, key=key, reach=reach)
     return mean_where(column, where=later[:, None], dim=-1)
 
 
@@ -100,10 +99,9 @@ def uniform_mass(
 
     ``row_sum``: what the rows sum to, where a learned sink logit takes a part of them; None is 1.
     """
-    check_position(key, n_positions=valid.shape[1])
+    later = later_queries(valid, key=key, reach=reach)
     seen = torch.arange(1, valid.shape[1] + 1, device=valid.device).clamp(min=1, max=reach).double()
     shared = (1.0 if row_sum is None else row_sum) / seen
-    later = queries_from(valid, start=key + 1, end=None if reach is None else key + reach)
     return mean_where(shared.expand(valid.shape), where=later, dim=-1)
 
 

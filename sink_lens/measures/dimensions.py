@@ -60,12 +60,8 @@ def outlier_dimensions(
 ) -> Int[Tensor, " dimension"]:
     """Return the fewest dimensions that together hold `energy_frac` of a token's energy, the largest first.
 
-    The set exists for any token; the dominance ratio decides whether its dimensions are outliers. The set is empty if
-    the energy is 0 or not finite.
-
-    Args:
-        energy: square of each dimension at the token, summed or averaged over sequences.
-        energy_frac: share of the total energy, in (0, 1].
+    The set exists for any token; the dominance ratio decides whether its dimensions are outliers. It is empty if the
+    energy (squares, summed or averaged over sequences) is 0 or not finite.
 
     Raises:
         InputError: `energy_frac` is outside (0, 1].

@@ -22,11 +22,6 @@ def induction(
     It is the mean over the queries whose token occurred before, in [0, 1]; nan if no token did. Use sequences of random
     tokens that are repeated once.
 
-    Args:
-        pattern: attention weights.
-        tokens: the token ids.
-        valid: True at real tokens.
-
     Reference: Olsson et al., arXiv 2209.11895 (the prefix-matching score).
     """
     n = tokens.shape[1]

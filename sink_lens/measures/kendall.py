@@ -98,7 +98,7 @@ def _ranks(order: np.ndarray) -> np.ndarray:
 
 
 def _tau_without_ties(permutations: np.ndarray) -> np.ndarray:
-    """Return each row's tau of two variables, from the ranks of one in ascending order of the other."""
+    """Return each row's tau, from the ranks of one variable in ascending order of the other."""
     pairs = math.comb(permutations.shape[1], 2)
     return _tau_from_counts(pairs - 2 * _count_inversions(permutations), pairs, pairs)
 

@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from .heads import expand_kv
-from .reductions import check_position, mean_where, queries_from, widen
+from .reductions import later_queries, mean_where, widen
 
 
 def qk_alignment(
@@ -27,8 +27,6 @@ def qk_alignment(
 
     Raises:
         InputError: the number of query heads is not a multiple of the number of key-value heads.
-
-    Reference: arXiv 2605.06611.
     """
     keys = expand_kv(w_k_column.double()[None], n_heads=w_q.shape[0])[0]
     # The eigenvectors of W W^T are W's left singular vectors; float64 makes up for the squaring.
@@ -51,24 +49,15 @@ def positive_share(
 ) -> Float[Tensor, "batch head"]:
     """Share of queries whose product with the key vector of `key` is positive, among the later queries that see it.
 
-    In [0, 1]: 1 if every product is positive, 1/2 by chance. nan if no real query follows.
-
-    Args:
-        q: queries of every position.
-        k: the key vector of the token at `key`.
-        valid: True at real positions.
-        key: 0-based position of the key.
-        reach: positions that a query sees, itself included, under a sliding window; None is all.
+    In [0, 1]: 1 if every product is positive, 1/2 by chance. nan if no real query follows. A query sees ``reach``
+    positions, itself included, under a sliding window; None is all.
 
     Raises:
         InputError: `key` is outside the sequence, or the key-value heads do not divide the query heads evenly.
-
-    Reference: arXiv 2605.06611.
     """
-    check_position(key, n_positions=q.shape[1])
+    later = later_queries(valid, key=key, reach=reach)
     q, keys = widen(q), expand_kv(widen(k), n_heads=q.shape[2])
     product = einsum(q, keys.to(q.dtype), "batch query head d, batch head d -> batch head query")
-    later = queries_from(valid, start=key + 1, end=None if reach is None else key + reach)
     return mean_where((product > 0).float(), where=later[:, None], dim=-1)
 
 
@@ -92,7 +81,6 @@ def logit_split(
     Raises:
         InputError: the number of query heads is not a multiple of the number of key-value heads.
 
-    Reference: arXiv 2605.06611; the split is ours.
     """
     query, parts = widen(query), expand_kv(widen(parts), n_heads=query.shape[1])
     of_parts = "batch head query d, batch head sample d -> batch head query sample"

@@ -86,11 +86,8 @@ def spike_ratio(
 
 
 def row_norms(w: Float[Tensor, "neuron d_model"]) -> Float[Tensor, " neuron"]:
-    """L2 norm of each neuron's row of the gate or up projection, in [0, inf).
-
-    Reference: arXiv 2605.06611 (which ranks neurons by this norm and looks at the top 5).
-    """
-    dtype = torch.float64 if w.dtype == torch.float64 else torch.float32
+    """L2 norm of each neuron's row of the gate or up projection (arXiv 2605.06611 looks at the 5 largest)."""
+    dtype = torch.promote_types(w.dtype, torch.float32)
     return torch.linalg.vector_norm(w, dim=-1, dtype=dtype)
 
 
@@ -112,8 +109,6 @@ def selectivity(
 
     The cosine is in [-1, 1] and nan for a token or row of zeros. The projections are unbounded and exclude biases. In
     an MLP without a gate a neuron has one input row: pass it as both.
-
-    Reference: arXiv 2605.06611.
     """
     x, gate_row, up_row = widen(x), widen(gate_row), widen(up_row)
     gate = x @ gate_row

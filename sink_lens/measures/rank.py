@@ -19,12 +19,7 @@ def effective_rank(
     """Number of directions that a sequence's states use: exp(-sum p log p), p the normalised singular values.
 
     From 1 (all states parallel) to min(positions, d_model); nan if all states are 0 or any is not finite. Report it
-    with and without the sink: one token with a huge norm gives a low rank whatever the other tokens do.
-
-    Args:
-        x: hidden states of one sequence, or of several.
-        valid: True at real positions; padding is left out.
-        without: a position to leave out, such as the sink.
+    with and ``without`` the sink's position: one token with a huge norm gives a low rank whatever the others do.
 
     Cost: one eigenvalue problem of size min(positions, d_model) per sequence, in float64. Singular values have an error
     of at most about 2e-8 of the largest one, less than those of a float32 SVD.

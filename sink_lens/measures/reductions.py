@@ -64,7 +64,7 @@ def excess_kurtosis(x: Float[Tensor, "..."], *, dim: int) -> Float[Tensor, "..."
 
 
 def check_position(key: int, *, n_positions: int) -> None:
-    """Raise InputError if ``key``, the position of a key, is negative or not below ``n_positions``."""
+    """Raise InputError if the position of a key is negative or not below ``n_positions``."""
     if not 0 <= key < n_positions:
         raise InputError(
             f"key position {key} is outside the sequence; need 0 to {n_positions - 1} (0-based). "
@@ -79,3 +79,11 @@ def queries_from(
     index = torch.arange(valid.shape[1], device=valid.device)
     kept = valid & (index >= start)
     return kept if end is None else kept & (index < end)
+
+
+def later_queries(
+    valid: Bool[Tensor, "batch query"], *, key: int, reach: int | None = None
+) -> Bool[Tensor, "batch query"]:
+    """Return the mask of the real queries after `key` that see it; InputError if it is outside the sequence."""
+    check_position(key, n_positions=valid.shape[1])
+    return queries_from(valid, start=key + 1, end=None if reach is None else key + reach)

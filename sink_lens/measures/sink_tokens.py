@@ -6,8 +6,7 @@ without the second (arXiv 2603.05498), so each has its own score. Both scores ar
 - the *fair share*: how many times its fair share of attention a token receives from later tokens;
 - the *norm ratio*: the token's norm over the median norm of its sequence.
 
-Whether a score is high is decided by a gap: nearly no token has a score within it, and tokens lie on both sides. A
-model without a gap has no such tokens.
+A gap decides whether a score is high: nearly no token has a score within it. A model without a gap has no such tokens.
 """
 
 import math
@@ -43,7 +42,7 @@ class ScoreGap(NamedTuple):
     high: float
     """The smallest score above the gap."""
     threshold: float
-    """The geometric mean of the two; tokens at or above it are marked."""
+    """Their geometric mean; tokens at or above it are marked."""
     above: int
     """Number of tokens above the gap."""
     within: int
@@ -82,7 +81,7 @@ def fair_shares(
     Args:
         rows: sampled rows of the pattern; of sigmoid attention, its shares (`attention.row_shares`).
         row_positions: the query position of each row, 0-based.
-        reach: how many positions a query sees, itself included, in a layer with a sliding window.
+        reach: positions that a query sees, itself included, under a sliding window; None is all.
     """
     row_positions = row_positions.to(rows.device)
     visible = (row_positions + 1).clamp(min=1, max=reach).to(torch.float32)
@@ -104,11 +103,8 @@ def share_score(
     back), so that attention to neighbours makes no sink. The score is their mean over the later queries, and over
     ``PRIOR_QUERIES`` more that are taken to give 1: that of a token that no sampled query follows.
 
-    Args:
-        shares: attention in fair shares (`fair_shares`), averaged over layers.
-        seen: which keys each row sees and may count for (`earlier_keys`).
-        row_positions: the query position of each row.
-        row_valid: which rows are real tokens.
+    ``shares`` are `fair_shares`, averaged over layers; ``seen`` says which keys each row sees and may count for
+    (`earlier_keys`).
     """
     seen, row_positions = seen.to(shares.device), row_positions.to(shares.device)
     distance = row_positions[:, None] - torch.arange(shares.shape[2], device=shares.device)

@@ -28,7 +28,7 @@ class Measure(NamedTuple):
     """Description of a measure: enough to label an axis and to detect an impossible value."""
 
     function: Callable[..., Any]
-    """The function that computes the measure; its name is that of the measure in code, tables and figures."""
+    """Its name is that of the measure in code, tables and figures."""
     unit: str
     """Unit in words; "1" for a pure number, "of x" for the unit of the input."""
     low: float

@@ -2,7 +2,7 @@
 
 The first token attends only to itself, and token i averages i + 1 value vectors. The variance of the attention's output
 therefore falls with position (arXiv 2605.06611). S1 is the standard deviation over samples, S2 the standard deviation
-within a token. They are different numbers, so every result names the one that it uses.
+within a token.
 """
 
 import math
@@ -24,8 +24,6 @@ def token_std(x: Float[Tensor, "batch position *value"]) -> Float[Tensor, "batch
     """Unbiased standard deviation over all coordinates of one token, with heads concatenated.
 
     In [0, inf), in the unit of `x`. nan for a token with a single coordinate. S2 is its mean over sequences.
-
-    Reference: arXiv 2605.06611.
     """
     flat = widen(x).flatten(2) if x.ndim > 2 else widen(x)[..., None]
     if flat.shape[-1] < 2:
@@ -40,9 +38,8 @@ def s2(
 ) -> Float[Tensor, " position"]:
     """S2, variance within a token: mean over sequences of the token's standard deviation.
 
-    In [0, inf); nan at positions that no sequence reaches. The paper computes it on text.
-
-    Reference: arXiv 2605.06611, s[t] = mean_n std_k(z[n, t, k]).
+    In [0, inf); nan at positions that no sequence reaches. The paper computes it on text:
+    s[t] = mean_n std_k(z[n, t, k]).
     """
     return mean_where(token_std(x), where=valid, dim=0)
 
@@ -52,10 +49,8 @@ def s1(
 ) -> Float[Tensor, " position"]:
     """S1, spread over samples: the unbiased standard deviation of each value over sequences, averaged over values.
 
-    In [0, inf); nan at positions that fewer than two sequences reach. The paper computes it on random tokens. Sequences
-    that do not fit in memory go into `Moments` batch by batch.
-
-    Reference: arXiv 2605.06611, s[t] = mean_k std_n(z[n, t, k]).
+    In [0, inf); nan at positions that fewer than two sequences reach. The paper computes it on random tokens:
+    s[t] = mean_k std_n(z[n, t, k]). Sequences that do not fit in memory go into `Moments` batch by batch.
     """
     moments = Moments.empty(
         n_positions=x.shape[1], n_values=math.prod(x.shape[2:]), device=x.device
@@ -125,8 +120,8 @@ class Moments:
 def decay_exponent(s: Float[Tensor, " position"]) -> Float[Tensor, ""]:
     """Least-squares slope of log s on log(position + 1), with s the standard deviation by position, S1 or S2.
 
-    It is -1/2 under uniform attention over independent values, where s falls with the root of the number of values.
-    Positions where `s` is not finite and positive are left out; nan if fewer than two positions are left.
+    It is -1/2 under uniform attention over independent values. Positions where `s` is not finite and positive are left
+    out; nan if fewer than two positions are left.
     """
     s = widen(s)
     chosen = (s.isfinite() & (s > 0)).nonzero()[:, 0]
@@ -166,8 +161,6 @@ def output_preservation(
         w_o: output projection, with one row per output dimension and heads concatenated in `value`.
         first_std: standard deviation over samples of each input at the first position.
         per_dimension: the output dimensions to compute; by default all.
-
-    Reference: arXiv 2605.06611.
     """
     rows = w_o if per_dimension is None else w_o[per_dimension.to(w_o.device)]
     reference = widen(first_std).to(w_o.device)
