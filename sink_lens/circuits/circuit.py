@@ -231,12 +231,7 @@ class Circuit:
         interval), ``share`` (score over the mean difference of the metric), ``inclusion``, ``in_circuit``, ``drawn``
         (it is in the picture).
         """
-        return largest_edge_table(
-            self.every_edge,
-            self.scores,
-            weights=self.bootstrap_weights,
-            drawn=self.strongest_edges(),
-        )
+        return largest_edge_table(self)
 
     @property
     def edges(self) -> pd.DataFrame:
@@ -250,7 +245,7 @@ class Circuit:
         Columns: ``node``, ``kind``, ``layer``, ``head``, ``score`` (sum of the edges out of it), ``edges_in`` and
         ``edges_out`` of the circuit, ``in_circuit``.
         """
-        return node_table(self.scores, self.chosen)
+        return node_table(self)
 
     def with_size(self, n: int) -> "Circuit":
         """Choose ``n`` edges by the same scores and rule, and return the circuit of those on a path to an output.
@@ -283,18 +278,11 @@ class Circuit:
         circuits stand beside each; with ``nodes``, circuits of whole nodes are judged too.
         """
         asked = CircuitConfig(sizes=tuple(sizes), choice=self.choice, random=random, nodes=nodes)
-        judge = (
-            replace(self, rule="asked").faithfulness_judge
-            if self.given
-            else self.faithfulness_judge
-        )
-        mean = self.scores.values[self.halves[0]].mean(0)
+        found = replace(self, rule="asked") if self.given else self
+        judge, mean = found.faithfulness_judge, self.scores.values[self.halves[0]].mean(0)
+        total = asked.n_curve_circuits
         with tqdm(
-            total=asked.n_curve_circuits,
-            desc="curve",
-            unit="circuit",
-            disable=not progress,
-            leave=False,
+            total=total, desc="curve", unit="circuit", disable=not progress, leave=False
         ) as bar:
             return compute_curve(judge, mean, asked=asked, advance=bar.update)
 
@@ -326,7 +314,7 @@ class Circuit:
     @cached_property
     def every_edge(self) -> pd.DataFrame:
         """A table of all edges of the model: score, standard error over pairs, inclusion probability."""
-        return every_edge_table(self.scores, self.chosen, self.inclusion)
+        return every_edge_table(self)
 
     def save(self, path: str | Path) -> Path:
         """Save the circuit; the ending of the path chooses the format.

@@ -240,10 +240,8 @@ class CircuitConfig:
             layer, colon, numbers = one.partition(":")
             if not colon or not layer.strip().isdigit():
                 raise InputError(f"neurons {one!r}; need LAYER:N,N, such as 2:15,870")
-            known = found.get(int(layer), ())
-            found[int(layer)] = tuple(
-                dict.fromkeys([*known, *parse_ranges(numbers, name="neurons")])
-            )
+            some = [*found.get(int(layer), ()), *parse_ranges(numbers, name="neurons")]
+            found[int(layer)] = tuple(dict.fromkeys(some))
         return found
 
     @property
@@ -252,14 +250,15 @@ class CircuitConfig:
         found: dict[str, tuple[int, ...] | str] = {}
         for one in self.spans:
             name, equals, numbers = one.partition("=")
-            if not equals or not name.strip():
+            name = name.strip()
+            if not equals or not name:
                 raise InputError(f"span {one!r}; need NAME=POSITIONS, such as sink=0")
-            if name.strip() in found:
+            if name in found:
                 raise InputError(
-                    f"span {name.strip()} was given twice; need its positions once, as NAME=0,4-6"
+                    f"span {name} was given twice; need its positions once, as NAME=0,4-6"
                 )
             is_column = any(one.isalpha() for one in numbers)
-            found[name.strip()] = numbers.strip() if is_column else parse_span_positions(numbers)
+            found[name] = numbers.strip() if is_column else parse_span_positions(numbers)
         return found
 
     @property

@@ -38,14 +38,10 @@ def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | No
     lengths = None if graph is None else _pair_lengths(config, sizes)
     if graph is None or not lengths:
         return None
-    n_positions, config = (
-        max(lengths),
-        replace(config, pairs=max(2, min(config.pairs, len(lengths)))),
-    )
-    how, circuits = (
-        METHODS[config.method],
-        config.n_curve_circuits + config.random + 2,
-    )  # the run's circuit, and all other edges
+    n_positions, how = max(lengths), METHODS[config.method]
+    config = replace(config, pairs=max(2, min(config.pairs, len(lengths))))
+    # the run's circuit, and all other edges
+    circuits = config.n_curve_circuits + config.random + 2
     rounds = [len(how.points(config.steps))]
     while how.doubles and 2 * rounds[-1] <= config.most_steps:
         rounds.append(2 * rounds[-1])
@@ -56,17 +52,19 @@ def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | No
     of_patches = _PASSES_A_PATCH * config.check_pairs * config.check
     if config.check:
         of_patches += _PASSES_BEFORE * config.check_pairs
-    if config.check and not how.patches:
-        few = min(config.check_pairs, _NODE_PAIRS)
-        of_patches += _PASSES_A_PATCH * few * len(graph.writers) + _PASSES_BEFORE * few
+        if not how.patches:
+            few = min(config.check_pairs, _NODE_PAIRS)
+            of_patches += _PASSES_A_PATCH * few * len(graph.writers) + _PASSES_BEFORE * few
     a_pass = config.batch_size or graph.n_pairs_per_pass(n_positions=n_positions, copies=3)
     rows = min(config.pairs, a_pass) * n_positions
     of_pairs = 4 * config.pairs * graph.n_edges
     stacks = 4 * _STACKS * rows * len(graph.writers) * graph.d_model
     tokens = config.pairs * n_positions
-    name = f"scores ({config.method}, about {points} points per pair)"
     scores = PassCount(
-        name=name, forwards=_PASSES_A_POINT * points + _PASSES_A_PAIR, tokens=tokens, rows=rows
+        name=f"scores ({config.method}, about {points} points per pair)",
+        forwards=_PASSES_A_POINT * points + _PASSES_A_PAIR,
+        tokens=tokens,
+        rows=rows,
     )
     if how.patches:
         scores = PassCount(
@@ -108,24 +106,15 @@ def count_circuit_passes(config: CircuitConfig, sizes: Sizes) -> PassCounts | No
 
 
 def _make_graph(config: CircuitConfig, sizes: Sizes) -> Graph | None:
-    family = sizes.header.family
-    names = (
-        (*(name for name in config.positions_by_span if name != REST), REST)
-        if config.spans
-        else ("",)
-    )
+    family, neurons = sizes.header.family, config.neurons_by_layer
+    spans = tuple({**config.positions_by_span, REST: ()}) if config.spans else ("",)
     if sizes.lens is not None:
-        return Graph.of(sizes.lens, neurons=config.neurons_by_layer, spans=names)
-    if (
-        family.head_out is not None
-        or family.mixer is not None
-        or family.architecture == "GPTNeoXForCausalLM"
-    ):
+        return Graph.of(sizes.lens, neurons=neurons, spans=spans)
+    unlike = family.head_out is not None or family.mixer is not None
+    if unlike or family.architecture == "GPTNeoXForCausalLM":
         return None  # only the configuration says what the blocks look like
     parallel = family.attn_norm is not None and family.attn_norm == family.mlp_norm
-    return Graph.of_sizes(
-        sizes.header, parallel=parallel, neurons=config.neurons_by_layer, spans=names
-    )
+    return Graph.of_sizes(sizes.header, parallel=parallel, neurons=neurons, spans=spans)
 
 
 def _pair_lengths(config: CircuitConfig, sizes: Sizes) -> list[int] | None:

@@ -1,20 +1,22 @@
 """The tables of a circuit's edges and nodes."""
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pandas as pd
-from jaxtyping import Float
 
 from ..stats import sort_by_magnitude
 from . import stability
 from .choice import node_scores
-from .graph import EdgeMask, EdgeValues
-from .scores import Scores
+
+if TYPE_CHECKING:
+    from .circuit import Circuit
 
 _TOP = 2000
 
 
-def every_edge_table(scores: Scores, chosen: EdgeMask, inclusion: EdgeValues) -> pd.DataFrame:
-    graph, values = scores.graph, scores.values
+def every_edge_table(circuit: "Circuit") -> pd.DataFrame:
+    graph, values = circuit.graph, circuit.scores.values
     spans, writers, readers = graph.ends
     error = np.full(values.shape[1], np.nan)
     if len(values) > 1:
@@ -25,26 +27,20 @@ def every_edge_table(scores: Scores, chosen: EdgeMask, inclusion: EdgeValues) ->
             "writer": [graph.writers[one].name for one in writers],
             "reader": [graph.readers[one].name for one in readers],
             "span": [graph.spans[one] for one in spans],
-            "score": scores.mean.astype(float),
+            "score": circuit.scores.mean.astype(float),
             "standard_error": error.astype(float),
-            "inclusion": inclusion,
-            "in_circuit": chosen,
+            "inclusion": circuit.inclusion,
+            "in_circuit": circuit.chosen,
         }
     )
 
 
-def largest_edge_table(
-    every: pd.DataFrame,
-    scores: Scores,
-    *,
-    weights: Float[np.ndarray, "sample pair"],
-    drawn: EdgeMask,
-) -> pd.DataFrame:
-    """Return ``Circuit.frame`` from ``every_edge_table``; ``drawn`` marks the edges in the picture."""
-    mean, chosen = scores.mean, np.flatnonzero(every["in_circuit"])
+def largest_edge_table(circuit: "Circuit") -> pd.DataFrame:
+    scores, every, drawn = circuit.scores, circuit.every_edge, circuit.strongest_edges()
+    mean, chosen = scores.mean, np.flatnonzero(circuit.chosen)
     order = np.argsort(-np.abs(mean), kind="stable")[: max(_TOP, len(chosen))]
     order = np.concatenate([order, chosen[~np.isin(chosen, order)]])
-    low, high = stability.bootstrap_bounds(scores.values[:, order], weights)
+    low, high = stability.bootstrap_bounds(scores.values[:, order], circuit.bootstrap_weights)
     gap = float((scores.clean - scores.corrupted).mean()) or np.nan
     found = every.iloc[order].reset_index(drop=True)
     found = found.assign(
@@ -54,13 +50,16 @@ def largest_edge_table(
     return found[columns]
 
 
-def node_table(scores: Scores, chosen: EdgeMask) -> pd.DataFrame:
-    graph, values = scores.graph, node_scores(scores.graph, scores.mean)
-    _, writers, readers = graph.ends
-    into = np.bincount(readers[chosen], minlength=len(graph.readers)) @ graph.reader_of_node
+def node_table(circuit: "Circuit") -> pd.DataFrame:
+    graph, (_, writers, readers) = (
+        circuit.graph,
+        (one[circuit.chosen] for one in circuit.graph.ends),
+    )
     rows = [(one.name, one.kind, one.layer, one.head) for one in graph.writers]
     frame = pd.DataFrame(rows, columns=["node", "kind", "layer", "head"])
-    frame["score"], frame["edges_in"] = values, into
-    frame["edges_out"] = np.bincount(writers[chosen], minlength=len(values))
+    frame["score"] = node_scores(graph, circuit.scores.mean)
+    into = np.bincount(readers, minlength=len(graph.readers))
+    frame["edges_in"] = into @ graph.reader_of_node
+    frame["edges_out"] = np.bincount(writers, minlength=len(graph.writers))
     frame["in_circuit"] = frame["edges_out"] > 0
     return sort_by_magnitude(frame, "score").reset_index(drop=True)
