@@ -269,31 +269,24 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
             axes.plot(
                 share, f, color=colour, marker=marker, markersize=4, linewidth=1.5, label=label
             )
-    single: dict[str, dict[str, Any]] = {
-        "random": {
-            "marker": "x",
-            "color": "#888888",
-            "markersize": 5,
-            "label": "random, same size and depth",
-        },
-        "swapped": {
-            "marker": "+",
-            "color": PURPLE,
-            "markersize": 7,
-            "label": "a tenth swapped",
-        },
-        "circuit": {
-            "marker": "*",
-            "color": ORANGE,
-            "markersize": 13,
-            "label": "this circuit",
-            "zorder": 4,
-        },
+    points = {
+        "random": ("#888888", "x", 5, 2, "random, same size and depth"),
+        "swapped": (PURPLE, "+", 7, 2, "a tenth swapped"),
+        "circuit": (ORANGE, "*", 13, 4, "this circuit"),
     }
-    for by, style in single.items():
+    for by, (colour, marker, size, order, label) in points.items():
         own = curve.loc[curve["by"].eq(by)]
         if len(own):
-            axes.plot(own["share"], own["faithfulness"], linestyle="none", **style)
+            axes.plot(
+                own["share"],
+                own["faithfulness"],
+                linestyle="none",
+                color=colour,
+                marker=marker,
+                markersize=size,
+                zorder=order,
+                label=label,
+            )
     for level in (1.0, 0.0):
         axes.axhline(level, color="#bbbbbb", linewidth=0.8, zorder=0)
     axes.set_xscale("log")

@@ -62,14 +62,15 @@ def score_edges(
         leave=False,
     ) as bar:
 
-        def score_batch(some: Runs) -> Scores:
-            if not METHODS[method].patches:
-                return score_by_gradients(some, method=method, **limits, advance=bar.update)
-            own, n = zero_scores(some, method=method), some.graph.n_edges
-            own.values[:] = exact_scores(
-                some, range(n), advance=lambda edges: bar.update(edges * some.n_pairs / n)
-            )
-            return own
+        def score_batch(some: Runs) -> tuple[np.ndarray, np.ndarray | int]:
+            if METHODS[method].patches:
+                n = some.graph.n_edges
+                values = exact_scores(
+                    some, range(n), advance=lambda edges: bar.update(edges * some.n_pairs / n)
+                )
+                return values, 0
+            one = score_by_gradients(some, method=method, **limits, advance=bar.update)
+            return one.values, one.steps
 
         def read_if_kept(file: str, rows: range) -> bool:
             if writer is None or not writer.has(file):
@@ -94,8 +95,8 @@ def score_edges(
                     own = rows[batch]
                     name_of_pass = file if own == rows else f"{file}-pairs-{own.start}-{own.stop}"
                     if not read_if_kept(name_of_pass, own):
-                        one = score_batch(some.select_pairs(range(batch.start, batch.stop)))
-                        found.values[own], found.steps[own] = one.values, one.steps
+                        few = some.select_pairs(range(batch.start, batch.stop))
+                        found.values[own], found.steps[own] = score_batch(few)
                         write_once(name_of_pass, own)
                 write_once(file, rows)
             if writer is not None:
