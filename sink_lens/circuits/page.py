@@ -132,12 +132,12 @@ def _attention_json(run: Run) -> dict[str, Any]:
         return {}
     patterns = run.tensors("attention_patterns")
     by_head = {}
-    for head, own in parts.groupby(parts["head"].astype(str), sort=False):
-        if head in patterns:
+    for head, own in parts.groupby("head", sort=False):
+        if str(head) in patterns:
             why = own[["side", "by", "value"]].assign(part=own["part"].map(node_label))
-            by_head[head] = {
+            by_head[str(head)] = {
                 **own[["query", "key", "advantage"]].iloc[0].astype(float).to_dict(),
-                "pattern": pattern_base64(patterns[head]),
+                "pattern": pattern_base64(patterns[str(head)]),
                 "why": why.to_dict("records"),
             }
     return by_head
