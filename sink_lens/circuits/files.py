@@ -197,9 +197,9 @@ def read(path: str | Path, *, model: "ModelLike | None" = None) -> SavedCircuit:
             circuit = _circuit_from_table(frame, frame.attrs.get("d_model"))
         else:
             circuit = _circuit_from_json(parse_json(path.read_text("utf-8")), graph)
+    except SinkLensError:
+        raise
     except _UNREADABLE as error:
-        if isinstance(error, SinkLensError):
-            raise
         raise InputError(
             f"{path} cannot be read as a circuit ({safe_line(f'{type(error).__name__}: {error}', limit=200)}); need "
             "EAP-IG's JSON or .pt, a run folder, our .parquet, or a .csv with a column edge, node, or layer and head"

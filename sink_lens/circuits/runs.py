@@ -147,7 +147,7 @@ class Runs:
         return self.clean_values - self.corrupted_values
 
     @property
-    def mean_gap(self) -> float:
+    def gap_size(self) -> float:
         return abs(float(self.gap.mean()))
 
     @property
@@ -356,17 +356,17 @@ def run_given_pairs(
     config: CircuitConfig,
 ) -> Runs:
     config.check_for_find()
-    task, spans = pairs if isinstance(pairs, Task) else None, None
-    if task is None:
-        clean, corrupted = pairs
+    spans = None
+    if isinstance(pairs, Task):
+        clean, corrupted, spans = pairs.clean, pairs.corrupted, pairs.spans
+        metric = pairs.metric if metric is None else metric
     else:
-        clean, corrupted, spans = task.clean, task.corrupted, task.spans
-        metric = task.metric if metric is None else metric
+        clean, corrupted = pairs
     if metric is None:
         raise InputError(
             "no metric was given; need one, such as metrics.logit_difference(correct, wrong), or a task"
         )
-    if task is None or task.clean.bos_condition != config.bos:
+    if not isinstance(pairs, Task) or pairs.clean.bos_condition != config.bos:
         refuse_bos_of_ids([one for one in (clean, corrupted) if one is not None], config.bos)
     return run_pairs(as_lens(model), clean, corrupted, metric=metric, config=config, spans=spans)
 

@@ -109,7 +109,7 @@ def score_by_gradients(
     if METHODS[method].patches:
         raise InputError(f"{method} takes no gradient; need another method, or circuits.find")
     found = zero_scores(runs, method=method)
-    scale = runs.mean_gap if scale is None else scale
+    scale = runs.gap_size if scale is None else scale
     for rows in runs.batches(copies=3):
         values, points = _score_batch(
             runs,

@@ -106,7 +106,7 @@ def score_edges(
 
 def _limits(runs: Runs, config: CircuitConfig) -> dict[str, Any]:
     limits = {name: getattr(config, name) for name in ("steps", "most_steps", "tolerance")}
-    return limits | {"scale": runs.mean_gap}
+    return limits | {"scale": runs.gap_size}
 
 
 def check_score_files(
