@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 
 from ..edits.metrics import Metric
 from .config import Choice
-from .graph import EdgeMask, EdgeValues, Graph, Reader
+from .graph import EdgeMask, EdgeValues, Graph, Node
 
 
 def largest_edges(values: EdgeValues, n: int) -> EdgeMask:
@@ -67,7 +67,7 @@ def output_readers(metric: Metric, graph: Graph) -> tuple[int, ...]:
     layers = set(metric.read_layers(graph.n_layers))
     attention = not (metric.reads_past_layers and metric.state)
 
-    def is_read(reader: Reader) -> bool:
+    def is_read(reader: Node) -> bool:
         if reader.kind == "logits":
             return metric.reads_past_layers
         of_attention = attention and reader.kind in ("q", "k")

@@ -31,7 +31,7 @@ from ..records import read_run
 from ..stats import sort_by_magnitude
 from ..text import as_ranges, plural, safe_line
 from .choice import edges_between
-from .graph import EdgeMask, EdgeValues, Graph, Reader, Writer
+from .graph import EdgeMask, EdgeValues, Graph, Node
 
 if TYPE_CHECKING:
     from ..models.load import ModelLike
@@ -290,7 +290,7 @@ def _with_shared_kv_head(name: str, graph: Graph) -> str:
 def _match_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
     """Return which writers of ``plain`` belong to each writer of ``graph``, and which readers to each reader."""
 
-    def match(own: Sequence[Writer | Reader], others: Sequence[Writer | Reader]) -> np.ndarray:
+    def match(own: Sequence[Node], others: Sequence[Node]) -> np.ndarray:
         names = np.array([one.name.removesuffix(".n") for one in own])
         return names[:, None] == [_with_shared_kv_head(one.name, graph) for one in others]
 

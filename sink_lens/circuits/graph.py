@@ -12,7 +12,7 @@ both of its ends are at the same positions, since only attention moves between p
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -29,33 +29,19 @@ _STACK_BYTES = 192 * 2**20
 """Most bytes of what all writers add in one batch of pairs."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Writer:
-    """A node that adds to the residual stream."""
+class Node(NamedTuple):
+    """A writer or a reader."""
 
     name: str
     kind: str
-    """input, head, mlp or neurons."""
+    """input, head, mlp or neurons; of a reader q, k, v, g (the gate of a head's output), mlp, neurons or logits."""
     layer: int
-    """-1 for the input."""
-    head: int = -1
+    """-1 for the input, the number of layers for logits."""
     stage: int
-    """Place in the order of computation: attention of layer L is 2L + 1, its MLP 2L + 2, the input 0."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reader:
-    """A node that reads the residual stream."""
-
-    name: str
-    kind: str
-    """q, k, v, g (the gate of a head's output), mlp, neurons or logits."""
-    layer: int
-    """The number of layers for logits."""
+    """Place in the order of computation: attention of layer L is 2L + 1, its MLP 2L + 2, the input 0. A reader reads
+    what is written before it."""
     head: int = -1
     """The key-value head for k and v."""
-    stage: int
-    """It reads what is written before this stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,52 +142,38 @@ class Graph:
         return self.n_heads // self.n_kv_heads
 
     @cached_property
-    def writers(self) -> tuple[Writer, ...]:
+    def writers(self) -> tuple[Node, ...]:
         """The writers in the order of computation; within an MLP, the neurons that are a node come first."""
-        found = [Writer(name="input", kind="input", layer=-1, stage=0)]
+        found = [Node("input", "input", -1, 0)]
         for layer in range(self.n_layers):
             stage = 2 * layer + 1
             found += [
-                Writer(name=f"a{layer}.h{head}", kind="head", layer=layer, head=head, stage=stage)
+                Node(f"a{layer}.h{head}", "head", layer, stage, head)
                 for head in range(self.n_heads)
             ]
-            found += [
-                Writer(name=name, kind=kind, layer=layer, stage=stage + 1)
-                for name, kind in self._mlp_nodes(layer)
-            ]
+            found += self._mlp_nodes(layer, stage + 1)
         return tuple(found)
 
-    def _mlp_nodes(self, layer: int) -> list[tuple[str, str]]:
-        """Return (name, kind) of the nodes of a layer's MLP."""
-        own = [(f"m{layer}.n", "neurons")] if layer in self.neurons else []
-        return [*own, (f"m{layer}", "mlp")]
+    def _mlp_nodes(self, layer: int, stage: int) -> list[Node]:
+        own = [Node(f"m{layer}.n", "neurons", layer, stage)] if layer in self.neurons else []
+        return [*own, Node(f"m{layer}", "mlp", layer, stage)]
 
     @cached_property
-    def readers(self) -> tuple[Reader, ...]:
+    def readers(self) -> tuple[Node, ...]:
         """The readers in the order of computation."""
-        found: list[Reader] = []
+        found: list[Node] = []
         kv = "h" if self.heads_per_key == 1 else "kv"
         kinds = [("q", "h", self.n_heads), ("k", kv, self.n_kv_heads), ("v", kv, self.n_kv_heads)]
         kinds += [("g", "h", self.n_heads)] * self.gated
         for layer in range(self.n_layers):
             stage = 2 * layer + 1
             found += [
-                Reader(
-                    name=f"a{layer}.{word}{head}<{kind}>",
-                    kind=kind,
-                    layer=layer,
-                    head=head,
-                    stage=stage,
-                )
+                Node(f"a{layer}.{word}{head}<{kind}>", kind, layer, stage, head)
                 for kind, word, count in kinds
                 for head in range(count)
             ]
-            found += [
-                Reader(name=name, kind=kind, layer=layer, stage=stage + (not self.parallel))
-                for name, kind in self._mlp_nodes(layer)
-            ]
-        end = self.n_layers
-        return (*found, Reader(name="logits", kind="logits", layer=end, stage=2 * end + 1))
+            found += self._mlp_nodes(layer, stage + (not self.parallel))
+        return (*found, Node("logits", "logits", self.n_layers, 2 * self.n_layers + 1))
 
     @cached_property
     def places(self) -> dict[tuple[str, int], tuple[int, ...]]:

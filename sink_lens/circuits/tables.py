@@ -55,8 +55,7 @@ def node_table(circuit: "Circuit") -> pd.DataFrame:
         circuit.graph,
         (one[circuit.chosen] for one in circuit.graph.ends),
     )
-    rows = [(one.name, one.kind, one.layer, one.head) for one in graph.writers]
-    frame = pd.DataFrame(rows, columns=["node", "kind", "layer", "head"])
+    frame = pd.DataFrame(graph.writers).drop(columns="stage").rename(columns={"name": "node"})
     frame["score"] = node_scores(graph, circuit.scores.mean)
     into = np.bincount(readers, minlength=len(graph.readers))
     frame["edges_in"] = into @ graph.reader_of_node
