@@ -27,6 +27,8 @@ def qk_alignment(
 
     Raises:
         InputError: the number of query heads is not a multiple of the number of key-value heads.
+
+    Reference: arXiv 2605.06611.
     """
     keys = expand_kv(w_k_column.double()[None], n_heads=w_q.shape[0])[0]
     # The eigenvectors of W W^T are W's left singular vectors; float64 makes up for the squaring.
@@ -54,6 +56,8 @@ def positive_share(
 
     Raises:
         InputError: `key` is outside the sequence, or the key-value heads do not divide the query heads evenly.
+
+    Reference: arXiv 2605.06611.
     """
     later = later_queries(valid, key=key, reach=reach)
     q, keys = widen(q), expand_kv(widen(k), n_heads=q.shape[2])
@@ -81,6 +85,7 @@ def logit_split(
     Raises:
         InputError: the number of query heads is not a multiple of the number of key-value heads.
 
+    Reference: arXiv 2605.06611; the split is ours.
     """
     query, parts = widen(query), expand_kv(widen(parts), n_heads=query.shape[1])
     of_parts = "batch head query d, batch head sample d -> batch head query sample"

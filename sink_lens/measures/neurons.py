@@ -109,6 +109,8 @@ def selectivity(
 
     The cosine is in [-1, 1] and nan for a token or row of zeros. The projections are unbounded and exclude biases. In
     an MLP without a gate a neuron has one input row: pass it as both.
+
+    Reference: arXiv 2605.06611.
     """
     x, gate_row, up_row = widen(x), widen(gate_row), widen(up_row)
     gate = x @ gate_row

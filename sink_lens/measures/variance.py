@@ -24,6 +24,8 @@ def token_std(x: Float[Tensor, "batch position *value"]) -> Float[Tensor, "batch
     """Unbiased standard deviation over all coordinates of one token, with heads concatenated.
 
     In [0, inf), in the unit of `x`. nan for a token with a single coordinate. S2 is its mean over sequences.
+
+    Reference: arXiv 2605.06611.
     """
     flat = widen(x).flatten(2) if x.ndim > 2 else widen(x)[..., None]
     if flat.shape[-1] < 2:
@@ -38,8 +40,9 @@ def s2(
 ) -> Float[Tensor, " position"]:
     """S2, variance within a token: mean over sequences of the token's standard deviation.
 
-    In [0, inf); nan at positions that no sequence reaches. The paper computes it on text:
-    s[t] = mean_n std_k(z[n, t, k]).
+    In [0, inf); nan at positions that no sequence reaches. The paper computes it on text.
+
+    Reference: arXiv 2605.06611, s[t] = mean_n std_k(z[n, t, k]).
     """
     return mean_where(token_std(x), where=valid, dim=0)
 
@@ -49,8 +52,10 @@ def s1(
 ) -> Float[Tensor, " position"]:
     """S1, spread over samples: the unbiased standard deviation of each value over sequences, averaged over values.
 
-    In [0, inf); nan at positions that fewer than two sequences reach. The paper computes it on random tokens:
-    s[t] = mean_k std_n(z[n, t, k]). Sequences that do not fit in memory go into `Moments` batch by batch.
+    In [0, inf); nan at positions that fewer than two sequences reach. The paper computes it on random tokens. Sequences
+    that do not fit in memory go into `Moments` batch by batch.
+
+    Reference: arXiv 2605.06611, s[t] = mean_k std_n(z[n, t, k]).
     """
     moments = Moments.empty(
         n_positions=x.shape[1], n_values=math.prod(x.shape[2:]), device=x.device
@@ -161,6 +166,8 @@ def output_preservation(
         w_o: output projection, with one row per output dimension and heads concatenated in `value`.
         first_std: standard deviation over samples of each input at the first position.
         per_dimension: the output dimensions to compute; by default all.
+
+    Reference: arXiv 2605.06611.
     """
     rows = w_o if per_dimension is None else w_o[per_dimension.to(w_o.device)]
     reference = widen(first_std).to(w_o.device)
