@@ -108,7 +108,7 @@ def _largest_heads(circuit: Circuit) -> list[tuple[int, int]]:
 
 
 def _advantage(scores: Float[Tensor, " key"], key: int) -> Tensor | None:
-    """Return the score of ``key`` over the mean of the other keys that the query sees; None if it sees no other."""
+    """Return the key's score over the mean of the other keys that the query sees; None if it sees no other."""
     others = (torch.arange(len(scores), device=scores.device) != key) & (
         scores > torch.finfo(scores.dtype).min / 2
     )

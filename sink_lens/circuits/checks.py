@@ -82,7 +82,6 @@ class ScoreCheck:
 
 
 def check_edges(circuit: "Circuit", *, edges: int, pairs: int, progress: bool) -> ScoreCheck:
-    """Make ``Circuit.check``; edges and pairs are drawn by the circuit's seed."""
     generator, names = np.random.default_rng([circuit.seed, 4]), circuit.graph.names
     runs, scores, chosen = circuit.runs, circuit.scores, circuit.chosen
     able = patchable_edges(names)
@@ -98,7 +97,6 @@ def check_edges(circuit: "Circuit", *, edges: int, pairs: int, progress: bool) -
 
 
 def make_check(scores: Scores, chosen: EdgeMask, frame: pd.DataFrame) -> ScoreCheck:
-    """Make the check of the circuit ``chosen`` from ``frame``, its table of real patches."""
     inside = np.abs(scores.mean[chosen])
     outside = patchable_edges(scores.graph.names[~chosen])
     return ScoreCheck(
@@ -110,7 +108,6 @@ def make_check(scores: Scores, chosen: EdgeMask, frame: pd.DataFrame) -> ScoreCh
 
 
 def check_nodes(circuit: "Circuit", *, pairs: int, progress: bool) -> pd.DataFrame:
-    """Make ``Circuit.check_nodes``; the circuit's seed draws the pairs."""
     graph, runs = circuit.graph, circuit.runs
     rows = _draw_pairs(runs, pairs, np.random.default_rng([circuit.seed, 8]))
     with _patch_bar(len(graph.writers), unit="node", progress=progress) as bar:

@@ -92,7 +92,6 @@ def strongest_edges(
     most: int,
     outputs: Sequence[int],
 ) -> EdgeMask:
-    """Return a mask of the ``chosen`` edges of largest |value|; see ``Circuit.strongest_edges``."""
     inside = np.flatnonzero(chosen)
     order = inside[np.argsort(-np.abs(values[inside]), kind="stable")]
 
@@ -110,7 +109,7 @@ def strongest_edges(
 
 
 def node_scores(graph: Graph, values: EdgeValues) -> Float[np.ndarray, " writer"]:
-    """Sum the edges' scores over those that leave each writer: an estimate of ablating it."""
+    """Sum the scores of the edges that leave each writer: an estimate of ablating it."""
     return np.bincount(graph.ends[1], weights=values, minlength=len(graph.writers))
 
 

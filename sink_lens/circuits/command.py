@@ -18,7 +18,6 @@ from .run import run as run_circuit
 def find_or_compare(
     config: CircuitConfig, *, out: Path | None, overwrite: bool, progress: bool, shard: str | None
 ) -> CircuitRun | CircuitComparison:
-    """Run the command ``circuit``: find a circuit, or compare two circuits if ``against`` is given."""
     if config.against is not None:
         return compare(config.model, config.against)
     return run_circuit(

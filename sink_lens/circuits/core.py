@@ -56,7 +56,6 @@ def edge_verdicts(
 def core_table(
     circuit: Circuit, others: Mapping[str, Circuit], *, pairs: int, progress: bool = False
 ) -> pd.DataFrame:
-    """Return a table of the core, undecided and contingent edges; core edges are really patched."""
     sure, inside = inclusion_by_setting(circuit, others)
     verdicts = edge_verdicts(sure, inside, within=circuit.chosen)
     either = np.flatnonzero(verdicts != "none")

@@ -206,7 +206,7 @@ def judged_rows(
 def judge_circuits(
     judge: FaithfulnessJudge, circuits: Mapping[str, Sequence[EdgeMask]]
 ) -> pd.DataFrame:
-    """Return ``judged_rows`` of circuits by kind, such as swapped, each with ``share``, ``n`` and ``draw``."""
+    """Return ``judged_rows`` of circuits by kind, such as swapped."""
     rows = [
         {"by": by, "share": mask.mean(), "n": mask.sum(), "draw": draw}
         for by, masks in circuits.items()

@@ -288,8 +288,6 @@ def _with_shared_kv_head(name: str, graph: Graph) -> str:
 
 
 def _match_nodes(graph: Graph, plain: Graph) -> tuple[np.ndarray, np.ndarray]:
-    """Return which writers of ``plain`` belong to each writer of ``graph``, and which readers to each reader."""
-
     def match(own: Sequence[Node], others: Sequence[Node]) -> np.ndarray:
         names = np.array([one.name.removesuffix(".n") for one in own])
         return names[:, None] == [_with_shared_kv_head(one.name, graph) for one in others]
@@ -323,10 +321,7 @@ def _convert_from_eap_ig(
 
 
 def _eap_ig_graph(cfg: Mapping[str, Any], *, model: Graph | None, n_listed: int) -> Graph:
-    """Make the graph of EAP-IG's file from its sizes ``cfg``; every head has a key and a value of its own in it.
-
-    The sizes must be those of the ``model``; without one, the number of edges in the file, ``n_listed``, bounds them.
-    """
+    """Make the graph of EAP-IG's file from its sizes ``cfg``: those of ``model``, or bounded by ``n_listed`` edges."""
     sizes: dict[str, Any] = {name: int(cfg[name]) for name in ("n_layers", "n_heads", "d_model")}
     layers, heads = sizes["n_layers"], sizes["n_heads"]
     said = f"{layers:,} layers with {heads:,} heads"

@@ -138,7 +138,7 @@ class Graph:
 
     @property
     def heads_per_key(self) -> int:
-        """Number of heads that share a key-value head."""
+        """Heads that share a key-value head."""
         return self.n_heads // self.n_kv_heads
 
     @cached_property
@@ -185,7 +185,6 @@ class Graph:
         return found
 
     def writers_of_layer(self, layer: int) -> slice:
-        """Return the slice of ``writers`` that belongs to a layer."""
         start = 1 + layer * (self.n_heads + 1) + sum(one < layer for one in self.neurons)
         return slice(start, start + self.n_heads + 1 + (layer in self.neurons))
 

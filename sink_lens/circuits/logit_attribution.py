@@ -292,7 +292,7 @@ def _signed_sum(of_ids: Callable[[Tensor], Tensor], signed: Sequence[tuple[int, 
 def _make_checked_result(
     lens: LensModel, labels: Sequence[Label], values: Tensor, logits: Tensor, *, what: str
 ) -> LogitAttribution:
-    """Make the result from labelled ``values``; ModelError unless they sum to ``logits``. ``what`` names the logit."""
+    """Make the result from labelled ``values``; ModelError unless they sum to ``logits``."""
     off = (values.sum(0) - logits).abs()
     allowed = max(TOLERANCE, 8 * torch.finfo(lens.dtype).eps) * values.abs().sum(0).clamp(min=1)
     if not bool((off <= allowed).all()):
@@ -311,7 +311,7 @@ def _make_checked_result(
 def _answer_ids(
     lens: LensModel, batch: TokenBatch, answer: str | int | Sequence[str | int], *, at: Tensor
 ) -> Tensor:
-    """Return the id of ``answer`` as the token that follows position ``at`` of each sequence."""
+    """Return the id of the answer behind position ``at`` of each sequence."""
     several = [answer] * batch.n_sequences if isinstance(answer, str | int) else list(answer)
     if len(several) != batch.n_sequences:
         raise InputError(

@@ -75,7 +75,7 @@ def _metric_name(run: Run) -> str:
 
 
 def _output_readers(run: Run, edges: pd.DataFrame) -> list[str]:
-    """Return the readers in ``edges`` that the metric depends on: ``logits``, or its layers' queries and keys."""
+    """Return the readers in ``edges`` that the metric depends on."""
     if _metric_name(run) != "sink_mass":
         return ["logits"]
     layers = run.config.get("metric_layers")

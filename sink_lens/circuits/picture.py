@@ -239,7 +239,7 @@ def _points_to_border(node: str, along: tuple[float, float], inches: tuple[float
 
 
 def _edges_to_draw(edges: pd.DataFrame, *, group: int) -> list[tuple[str, str, float]]:
-    """Return (writer, reader, score) of each arrow; an edge into a key-value head is divided among its heads."""
+    """Return (writer, reader, score) of each arrow."""
     rows = [
         (str(row["writer"]), str(row["reader"]), float(row["score"]))
         for row in edges.to_dict("records")
@@ -305,7 +305,6 @@ def draw_curve(curve: pd.DataFrame) -> Figure:
 
 
 def place_of_node(node: str) -> tuple[int, int, int]:
-    """Return (layer, sublayer, head), to sort nodes from the input to the logits."""
     if node in ("input", "logits"):
         return (-1 if node == "input" else _LAST, 0, 0)
     layer, number = re.match(r"[am](\d+)", node), re.search(r"\.(?:h|kv)(\d+)", node)

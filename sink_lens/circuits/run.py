@@ -157,7 +157,7 @@ def run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Request:
-    """The model, task, configuration, metric and given circuit that determine a run of ``circuit``."""
+    """All that determines a run."""
 
     lens: LensModel
     task: Task

@@ -194,7 +194,6 @@ class Runs:
         return (self.corrupted if corrupted and self.corrupted is not None else self.clean)[rows]
 
     def run_hooked(self, rows: slice, hooks: Sequence[Any], *, corrupted: bool = False) -> Outcome:
-        """Run the pairs ``rows`` with ``hooks`` (name, function)."""
         batch = self.pair_tokens(rows, corrupted=corrupted)
         return run_with_hooks(
             self.lens, batch, metric=self.metric, hooks=list(hooks), sequences=rows

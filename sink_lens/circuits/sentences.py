@@ -1,4 +1,4 @@
-"""The result of a circuit in sentences: how good it is, which rule chose it, and how far it can be believed."""
+"""The result of a circuit in sentences."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -106,7 +106,6 @@ def circuit_sentences(summary: pd.DataFrame, *, sizes: Sequence[float] = SIZES) 
 
 
 def brief_sentences(row: Mapping[str, Any]) -> list[str]:
-    """Return what a circuit is, how much of the metric it keeps on which pairs, and how its size was chosen."""
     if row["judged_on"]:
         return [_faithfulness_sentence(row), *_rule_sentences(row)]
     return [
@@ -229,7 +228,7 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
 
 
 def _areas_sentence(row: Mapping[str, Any], *, sizes: Sequence[float]) -> str:
-    """Return a sentence with CPR and CMD from ``row``, or with areas over ``sizes`` if these do not span all shares."""
+    """Return a sentence with CPR and CMD, or with areas over ``sizes`` if these do not span all shares."""
     least, most = min(sizes), max(sizes)
     cpr, cmd, cpr_log, cmd_log = (
         as_text(row[name]) for name in ("cpr", "cmd", "cpr_log", "cmd_log")

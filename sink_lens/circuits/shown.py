@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def edge_circuit(circuit: "Circuit", *, most: int, curve: Curve | None) -> EdgeCircuit:
-    """Return what draws, saves and explores a circuit; its picture has at most ``most`` edges, its page the curve."""
     graph, runs = circuit.graph, circuit.runs
     metric = name_in_words(runs.metric.name)
     title = f"The circuit of {metric}, {runs.lens.name}"

@@ -25,7 +25,6 @@ _AT_ONCE = 32
 def bootstrap_weights(
     templates: Sequence[str], *, draws: int, generator: np.random.Generator
 ) -> Float[np.ndarray, "sample pair"]:
-    """Draw ``draws`` bootstrap samples of the pairs; return each pair's weight in each sample."""
     if min(Counter(templates).values()) == 1:
         templates = [""] * len(templates)
     weights = np.zeros((draws, len(templates)), dtype=np.float32)
@@ -36,7 +35,6 @@ def bootstrap_weights(
 
 
 def rows_by_template(templates: Sequence[str]) -> dict[str, np.ndarray]:
-    """Return template -> indices of its pairs, in the order of the first ones."""
     names = np.asarray(templates, dtype=object)
     return {name: np.flatnonzero(names == name) for name in dict.fromkeys(templates)}
 
@@ -84,7 +82,7 @@ def jaccard(first: EdgeMask, second: EdgeMask) -> float:
 def random_halves(
     templates: Sequence[str], *, generator: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Divide the pairs of each template at random; return the indices of each half."""
+    """Divide the pairs of each template at random."""
     halves: tuple[list[int], list[int]] = [], []
     for own in rows_by_template(templates).values():
         rows = generator.permutation(own).tolist()

@@ -235,7 +235,6 @@ def reader_sites(place: tuple[str, int], graph: Graph) -> tuple[str, ...]:
 
 
 def writer_sites(graph: Graph) -> list[tuple[str, int]]:
-    """Return the places of the tensors that ``writer_outputs`` needs from a run."""
     found = [("resid_pre", 0)]
     for layer in range(graph.n_layers):
         found += [("z", layer), ("mlp_out", layer)]
@@ -268,7 +267,7 @@ def fill_outputs(
     weights: Weights,
     which: str = "both",
 ) -> None:
-    """Write the outputs of a layer's attention, mlp or both (``which``), computed from ``tensors``, into ``into``."""
+    """Write the outputs of a layer's attention, mlp or both (``which``) into ``into``."""
     own = weights.layers[layer]
 
     def read(site: str) -> Tensor:
@@ -288,7 +287,7 @@ def fill_outputs(
 
 
 def output_biases(graph: Graph, weights: Weights) -> Float[Tensor, "layer d_model"]:
-    """Return the output bias that each layer's attention adds to the stream; it belongs to no head."""
+    """Return the output bias of each layer's attention, which belongs to no head."""
     rows = []
     for own in weights.layers:
         after = own.attn_after

@@ -1,4 +1,4 @@
-"""The tables of a circuit's edges and nodes."""
+"""Tables of a circuit."""
 
 from typing import TYPE_CHECKING
 

@@ -89,7 +89,6 @@ class MetricOfTask:
 
 
 def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
-    """Make a configuration's task; "text" has pieces of prose, without answers."""
     if config.task != "text":
         return task_of(lens, config=config)
     if lens.tokenizer is None:
