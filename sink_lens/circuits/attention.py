@@ -101,10 +101,8 @@ def explain_attention(
 def _largest_heads(circuit: Circuit) -> list[tuple[int, int]]:
     nodes = circuit.nodes
     used = nodes["kind"].eq("head") & (nodes["edges_in"].gt(0) | nodes["edges_out"].gt(0))
-    return [
-        (int(row["layer"]), int(row["head"]))
-        for row in nodes.loc[used].head(MOST_HEADS).to_dict("records")
-    ]
+    largest = nodes.loc[used, ["layer", "head"]].head(MOST_HEADS)
+    return list(largest.itertuples(index=False, name=None))
 
 
 def _advantage(scores: Float[Tensor, " key"], key: int) -> Tensor | None:

@@ -221,20 +221,18 @@ class Gradients:
                     "differentiable operations, or the method exact"
                 )
             found = torch.autograd.grad(values.sum(), list(zeros.values()), allow_unused=True)
+        dtype = runs.weights.dtype
         gradients = {
             key: (torch.zeros_like(zero) if one is None else one.detach())[:, self.begin :].to(
-                runs.weights.dtype
+                dtype
             )
             for (key, zero), one in zip(zeros.items(), found, strict=True)
         }
         total = torch.zeros_like(gradients[key])
         for place in graph.places:
             name, layer = place
-            if any(
-                (site, layer) not in gradients
-                for site in reader_sites(place, graph)
-                if site not in ("gate", "up")
-            ):
+            needed = {(site, layer) for site in reader_sites(place, graph)}
+            if needed - {("gate", layer), ("up", layer)} - gradients.keys():
                 continue  # behind everything that the metric reads
             x = kept["resid_post", last] if name == "logits" else kept["resid_pre", layer]
             x = x + kept["attn_out", layer] if name == "mlp" and not graph.parallel else x
@@ -243,7 +241,7 @@ class Gradients:
                 graph=graph,
                 weights=runs.weights,
                 gradients=gradients,
-                x=x.to(runs.weights.dtype),
+                x=x.to(dtype),
                 held=self.rules,
             )
             total += one.sum(1)
