@@ -101,24 +101,25 @@ class _CircuitPass:
         runs, graph = self.runs, self.runs.graph
         hooks: list[tuple[str, Any]] = []
 
-        def add_hook(site: str, layer: int, function: Callable[..., Any], **how: Any) -> None:
-            hooks.append((hook_name_of(runs.lens, site, layer), partial(function, **how)))
+        def add_hook(function: Callable[..., Any], site: str, layer: int = 0) -> None:
+            own = partial(function, site=site, layer=layer)
+            hooks.append((hook_name_of(runs.lens, site, layer), own))
 
-        add_hook("resid_pre", 0, self._store_embedding_change)
+        add_hook(self._store_embedding_change, "resid_pre")
         for layer, weights in enumerate(runs.weights.layers):
             for kind in weights.by_head:
-                add_hook(kind, layer, self._replace_projection, kind=kind, layer=layer)
-            add_hook("z", layer, self._store_output_change, layer=layer, which="attention")
-            add_hook("mlp_in", layer, self._replace_mlp_input, layer=layer)
+                add_hook(self._replace_projection, kind, layer)
+            add_hook(self._store_output_change, "z", layer)
+            add_hook(self._replace_mlp_input, "mlp_in", layer)
             if layer in graph.neurons:
                 for site in ("up",) if weights.w_gate is None else ("gate", "up"):
-                    add_hook(site, layer, self._replace_neurons, layer=layer, site=site)
+                    add_hook(self._replace_neurons, site, layer)
                 hooks += [
                     runs.keeping_hook((site, layer), into=self.kept, begin=self.begin)
                     for site in ("neurons", "down_out")
                 ]
-            add_hook("mlp_out", layer, self._store_output_change, layer=layer, which="mlp")
-        add_hook("final", 0, self._replace_final_norm)
+            add_hook(self._store_output_change, "mlp_out", layer)
+        add_hook(self._replace_final_norm, "final")
         return runs.metric_values(runs.run_hooked(self.rows, hooks))
 
     def _reader_streams(
@@ -148,13 +149,13 @@ class _CircuitPass:
     def _replace_tail(self, x: Tensor, new: Tensor) -> Tensor:
         return torch.cat([x[:, : self.begin], new.to(x.dtype)], dim=1)
 
-    def _store_embedding_change(self, x: Tensor, hook: object) -> None:
+    def _store_embedding_change(self, x: Tensor, hook: object, *, site: str, layer: int) -> None:
         self.moved[:, 0] = x[:, self.begin :].to(self.moved.dtype) - self.replaced[:, 0]
 
-    def _replace_projection(self, x: Tensor, hook: object, *, kind: str, layer: int) -> Tensor:
+    def _replace_projection(self, x: Tensor, hook: object, *, site: str, layer: int) -> Tensor:
         own = self.runs.weights.layers[layer]
-        weight, bias = own.by_head[kind]
-        read = apply_norm(self._reader_streams(("attention", layer), kind), own.attn_norm)
+        weight, bias = own.by_head[site]
+        read = apply_norm(self._reader_streams(("attention", layer), site), own.attn_norm)
         new = einsum(read, weight, _TO_HEADS) + bias
         return self._replace_tail(x, new if x.dim() == 4 else new.flatten(2))
 
@@ -162,10 +163,10 @@ class _CircuitPass:
         norm = self.runs.weights.layers[layer].mlp_norm
         return apply_norm(self._reader_streams(("mlp", layer), kind), norm)[:, 0]
 
-    def _replace_mlp_input(self, x: Tensor, hook: object, *, layer: int) -> Tensor:
+    def _replace_mlp_input(self, x: Tensor, hook: object, *, site: str, layer: int) -> Tensor:
         return self._replace_tail(x, self._mlp_read(layer, "mlp"))
 
-    def _replace_neurons(self, x: Tensor, hook: object, *, layer: int, site: str) -> Tensor:
+    def _replace_neurons(self, x: Tensor, hook: object, *, site: str, layer: int) -> Tensor:
         """Return ``x``, gate or up values, in which each neuron that is a node reads the stream of that node."""
         own, chosen = self.runs.weights.layers[layer], list(self.runs.graph.neurons[layer])
         weight = own.w_gate if site == "gate" else own.w_up
@@ -175,18 +176,16 @@ class _CircuitPass:
         x[:, self.begin :, chosen] += (change @ weight.T).to(x.dtype)
         return x
 
-    def _replace_final_norm(self, x: Tensor, hook: object) -> Tensor:
+    def _replace_final_norm(self, x: Tensor, hook: object, *, site: str, layer: int) -> Tensor:
         read = self._reader_streams(("logits", self.runs.graph.n_layers), "logits")
         return self._replace_tail(x, apply_norm(read, self.runs.weights.final_norm)[:, 0])
 
-    def _store_output_change(self, x: Tensor, hook: object, *, layer: int, which: str) -> None:
-        graph, site = self.runs.graph, "z" if which == "attention" else "mlp_out"
+    def _store_output_change(self, x: Tensor, hook: object, *, site: str, layer: int) -> None:
+        graph = self.runs.graph
         self.kept[site, layer] = x[:, self.begin :]
         own = graph.writers_of_layer(layer)
         into, instead = self.moved[:, own], self.replaced[:, own]
-        fill_outputs(
-            self.kept, into, layer=layer, graph=graph, weights=self.runs.weights, which=which
-        )
-        part = slice(graph.n_heads) if which == "attention" else slice(graph.n_heads, None)
+        fill_outputs(self.kept, into, layer=layer, graph=graph, weights=self.runs.weights)
+        part = slice(graph.n_heads) if site == "z" else slice(graph.n_heads, None)
         into[:, part] -= instead[:, part]
         del self.kept[site, layer]

@@ -252,9 +252,8 @@ def writer_outputs(
     found = first.new_zeros(batch, len(graph.writers), positions, width)
     found[:, 0] = first
     for layer in range(graph.n_layers):
-        if ("z", layer) in tensors:
-            own = found[:, graph.writers_of_layer(layer)]
-            fill_outputs(tensors, own, layer=layer, graph=graph, weights=weights)
+        own = found[:, graph.writers_of_layer(layer)]
+        fill_outputs(tensors, own, layer=layer, graph=graph, weights=weights)
     return found
 
 
@@ -265,19 +264,18 @@ def fill_outputs(
     layer: int,
     graph: Graph,
     weights: Weights,
-    which: str = "both",
 ) -> None:
-    """Write the outputs of a layer's attention, mlp or both (``which``) into ``into``."""
+    """Write the outputs of a layer's attention and MLP, as far as ``tensors`` has them, into ``into``."""
     own = weights.layers[layer]
 
     def read(site: str) -> Tensor:
         return tensors[site, layer].to(weights.dtype)
 
-    if which in ("both", "attention"):
+    if ("z", layer) in tensors:
         heads = einsum(read("z"), own.w_o, _TO_READERS)
         factor = post_norm_factor(heads.sum(1) + own.b_o, own.attn_after)
         into[:, : graph.n_heads] = heads * factor[:, None]
-    if which in ("both", "mlp") and ("mlp_out", layer) in tensors:
+    if ("mlp_out", layer) in tensors:
         into[:, -1] = read("mlp_out")
         if own.w_down is not None:
             part = read("neurons")[..., list(graph.neurons[layer])] @ own.w_down.T
