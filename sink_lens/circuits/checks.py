@@ -7,7 +7,7 @@ too; those that can go together at no loss are not confirmed.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -22,9 +22,6 @@ from .exact import exact_node_scores, exact_scores
 from .graph import EdgeMask, Graph
 from .runs import Runs
 from .scores import Scores
-
-if TYPE_CHECKING:
-    from .circuit import Circuit
 
 CONFIRMED = 0.01
 """An edge is confirmed if its real patch changes the metric by at least this share of what all edges do."""
@@ -81,9 +78,17 @@ class ScoreCheck:
         return float(off / total) if total else np.nan
 
 
-def check_edges(circuit: "Circuit", *, edges: int, pairs: int, progress: bool) -> ScoreCheck:
-    generator, names = np.random.default_rng([circuit.seed, 4]), circuit.graph.names
-    runs, scores, chosen = circuit.runs, circuit.scores, circuit.chosen
+def check_edges(
+    runs: Runs,
+    scores: Scores,
+    chosen: EdgeMask,
+    *,
+    seed: int,
+    edges: int,
+    pairs: int,
+    progress: bool,
+) -> ScoreCheck:
+    generator, names = np.random.default_rng([seed, 4]), scores.graph.names
     able = patchable_edges(names)
     inside, outside = np.flatnonzero(chosen & able), np.flatnonzero(~chosen & able)
     some = generator.choice(inside, min(len(inside), edges - edges // 2), replace=False)
@@ -107,14 +112,15 @@ def make_check(scores: Scores, chosen: EdgeMask, frame: pd.DataFrame) -> ScoreCh
     )
 
 
-def check_nodes(circuit: "Circuit", *, pairs: int, progress: bool) -> pd.DataFrame:
-    graph, runs = circuit.graph, circuit.runs
-    rows = _draw_pairs(runs, pairs, np.random.default_rng([circuit.seed, 8]))
+def check_nodes(
+    runs: Runs, scores: Scores, *, difference: float, seed: int, pairs: int, progress: bool
+) -> pd.DataFrame:
+    graph, rows = scores.graph, _draw_pairs(runs, pairs, np.random.default_rng([seed, 8]))
     with _patch_bar(len(graph.writers), unit="node", progress=progress) as bar:
         exact = exact_node_scores(runs.select_pairs(rows), advance=bar.update).mean(0)
-    values = circuit.scores.values[rows].mean(0)
+    values = scores.values[rows].mean(0)
     magnitude = node_scores(graph, np.abs(values))
-    much = np.abs(exact) >= NODE_EFFECT * abs(circuit.difference)
+    much = np.abs(exact) >= NODE_EFFECT * abs(difference)
     scored = node_scores(graph, values)
     missed = (magnitude <= UNSEEN * np.abs(exact)) | (scored * exact < 0)
     frame = pd.DataFrame({"node": [one.name for one in graph.writers], "score": scored})

@@ -49,7 +49,7 @@ def connected_edges(graph: Graph, chosen: EdgeMask, *, outputs: Sequence[int]) -
     """Return a mask of the ``chosen`` edges on a path of such edges from the input to a reader in ``outputs``."""
     _, writers, readers = graph.ends
     own = graph.reader_of_node
-    edge = graph.matrix(chosen).any(0)
+    edge = np.any(graph.matrix(chosen), axis=0)
     reached = np.zeros(len(graph.writers), dtype=bool)  # from the input
     reached[0] = True
     for index in range(1, len(graph.writers)):

@@ -33,6 +33,7 @@ from ..progress import tqdm
 from ..records import display
 from ..signatures import takes
 from ..stats import ROUNDING, Interval
+from ..text import name_in_words
 from . import checks, stability
 from .ablated import compute_circuit_metrics
 from .checks import ScoreCheck
@@ -45,6 +46,7 @@ from .curve import (
     faithfulness_fields,
     smallest_faithful_share,
 )
+from .files import SavedCircuit
 from .graph import EdgeMask, EdgeValues, Graph
 from .runs import Runs, run_given_pairs
 from .scores import Scores
@@ -231,7 +233,12 @@ class Circuit:
         interval), ``share`` (score over the mean difference of the metric), ``inclusion``, ``in_circuit``, ``drawn``
         (it is in the picture).
         """
-        return largest_edge_table(self)
+        return largest_edge_table(
+            self.every_edge,
+            self.scores,
+            weights=self.bootstrap_weights,
+            drawn=self.strongest_edges(),
+        )
 
     @property
     def edges(self) -> pd.DataFrame:
@@ -245,7 +252,7 @@ class Circuit:
         Columns: ``node``, ``kind``, ``layer``, ``head``, ``score`` (sum of the edges out of it), ``edges_in`` and
         ``edges_out`` of the circuit, ``in_circuit``.
         """
-        return node_table(self)
+        return node_table(self.scores, self.chosen)
 
     def with_size(self, n: int) -> "Circuit":
         """Choose ``n`` edges by the same scores and rule, and return the circuit of those on a path to an output.
@@ -294,7 +301,15 @@ class Circuit:
 
         Cost: one run of ``pairs`` pairs for each edge, from its reader on.
         """
-        return checks.check_edges(self, edges=edges, pairs=pairs, progress=progress)
+        return checks.check_edges(
+            self.runs,
+            self.scores,
+            self.chosen,
+            seed=self.seed,
+            edges=edges,
+            pairs=pairs,
+            progress=progress,
+        )
 
     def check_nodes(self, *, pairs: int = 4, progress: bool = True) -> pd.DataFrame:
         """Compare a real patch of each node with its edges' scores, to find nodes whose effect the scores miss.
@@ -309,12 +324,19 @@ class Circuit:
             ``exact`` (effect of its real patch) and ``unseen`` (this effect is at least 5% of the metric's difference,
             and has the other sign than the score, or ten times the magnitude).
         """
-        return checks.check_nodes(self, pairs=pairs, progress=progress)
+        return checks.check_nodes(
+            self.runs,
+            self.scores,
+            difference=self.difference,
+            seed=self.seed,
+            pairs=pairs,
+            progress=progress,
+        )
 
     @cached_property
     def every_edge(self) -> pd.DataFrame:
         """A table of all edges of the model: score, standard error over pairs, inclusion probability."""
-        return every_edge_table(self)
+        return every_edge_table(self.scores, self.chosen, self.inclusion)
 
     def save(self, path: str | Path) -> Path:
         """Save the circuit; the ending of the path chooses the format.
@@ -360,9 +382,53 @@ class Circuit:
         return self._shown(most).draw(style, width=width)
 
     def _shown(self, most: int = MOST_DRAWN, curve: Curve | None = None) -> "EdgeCircuit":
-        from .shown import edge_circuit  # late: it loads matplotlib
+        from ..report.explorer import answer_fields, curve_rows, edge_graph, edges_for_page
+        from .picture import EdgeCircuit  # late: it loads matplotlib
 
-        return edge_circuit(self, most=most, curve=curve)
+        graph, runs = self.graph, self.runs
+        metric = name_in_words(runs.metric.name)
+        title = f"The circuit of {metric}, {runs.lens.name}"
+        outputs = [graph.readers[one].name for one in self.outputs]
+        drawn = graph.names[self.strongest_edges(most)].tolist()
+
+        def make_graph(others: bool) -> dict[str, Any]:
+            tokens, every = runs.first_prompt_tokens, self.every_edge
+            about = {} if curve is None else {"curve": curve_rows(curve.frame)}
+            return edge_graph(
+                edges_for_page(every) if others else every.loc[self.chosen],
+                model=runs.lens.name,
+                tokens=tokens,
+                **answer_fields("".join(tokens), *self.first_answer),
+                n_edges=graph.n_edges,
+                ablation=runs.ablation,
+                outputs=outputs,
+                title=title,
+                n_layers=graph.n_layers,
+                group=graph.heads_per_key,
+                size=self.size,
+                method=self.scores.method,
+                **about,
+            )
+
+        def read_every() -> pd.DataFrame:
+            every = self.every_edge.copy()
+            every.attrs["d_model"] = graph.d_model
+            return every
+
+        return EdgeCircuit(
+            edges=self.edges.assign(drawn=lambda edges: edges["edge"].isin(drawn)),
+            read_nodes=lambda: self.nodes,
+            make_graph=make_graph,
+            read_saved=lambda: SavedCircuit(
+                graph=graph, scores=self.scores.mean, chosen=self.chosen
+            ),
+            read_every=read_every,
+            title=title,
+            metric=metric,
+            outputs=outputs,
+            n_layers=graph.n_layers,
+            group=graph.heads_per_key,
+        )
 
     def _repr_html_(self) -> str:
         return display.result_html(

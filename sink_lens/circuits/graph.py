@@ -185,6 +185,7 @@ class Graph:
         return found
 
     def writers_of_layer(self, layer: int) -> slice:
+        """Return the slice of ``writers`` that belongs to a layer."""
         start = 1 + layer * (self.n_heads + 1) + sum(one < layer for one in self.neurons)
         return slice(start, start + self.n_heads + 1 + (layer in self.neurons))
 

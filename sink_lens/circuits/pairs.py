@@ -124,7 +124,8 @@ def make_token_pairs(
             if kept.setdefault(key, one := replace(found, number=tried)) is not one:
                 found = "the prompts were there before", f"pair {kept[key].number}"
         if not isinstance(found, TokenPair):
-            out.append((f"pair {tried} ({safe_line(repr(pair.clean), limit=60)})", *found))
+            which = f"pair {tried} ({safe_line(repr(pair.clean), limit=60)})"
+            out.append((which, found[0], found[1]))
         if len(kept) >= 2 * pairs or tried > 40 * pairs + 400:
             break
     if name == "file" and out:
