@@ -20,13 +20,13 @@ _SAME_EFFECT = 0.8
 
 
 def position_name(position: int, labels: Mapping[int, str]) -> str:
-    """Return a position with its token: ``position 4 ·Spain/·Italy``; ``labels`` is position -> text."""
+    """Return a position with its token: ``position 4 ·Spain/·Italy``."""
     label = labels.get(position, "")
     return f"position {position} {token_text(label)}" if label else f"position {position}"
 
 
 def comparable_rows(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the patches of places that are the same in all pairs: the others' means are over different words."""
+    """Leave out places that differ between pairs, since their means are over different words."""
     return table.loc[table["alike"].eq(True)] if "alike" in table.columns else table
 
 
@@ -40,7 +40,7 @@ def unlike_places(table: pd.DataFrame, *, chosen: Iterable[int] | None) -> list[
 
 
 def unlike_text(places: Iterable[int], *, ends: bool = True) -> str:
-    """Return in words that ``places`` are not one place in all pairs, and what to do; "" if there is none.
+    """Say that ``places`` are not one place in all pairs, and what to do; "" if there is none.
 
     ``ends``: positions may count back from the end of each prompt.
     """
@@ -60,10 +60,7 @@ def unlike_text(places: Iterable[int], *, ends: bool = True) -> str:
 def carrying_positions_text(
     table: pd.DataFrame, *, site: str, put: str, labels: Mapping[int, str]
 ) -> str:
-    """Return in words at which positions and layers the stream carries the metric; "" if ``table`` cannot tell.
-
-    ``table`` has patches of ``site`` that put in ``put``, ``labels`` is position -> text of its token.
-    """
+    """Say at which positions and layers the stream carries the metric; "" if patches of ``site`` cannot tell."""
     table = comparable_rows(table)
     swept = [name for name in AXES if name in table.columns]
     if swept != ["layer", "position"] or not site.startswith("resid") or put != "source":

@@ -38,10 +38,7 @@ def run_patch(
     overwrite: bool,
     progress: bool,
 ) -> PatchResult | AttributionResult:
-    """Run the command ``patch``: measure or approximate the configuration's patches, and write the folder ``out``.
-
-    ``shard``, such as 3/8, measures a part of the patches; ``overwrite`` replaces the run in the folder.
-    """
+    """Measure or approximate the patches of a configuration, or of its ``shard``, in the run folder ``out``."""
     if shard is not None and config.approximate:
         raise InputError(
             "shard=... and approximate=True were given; an approximation is one pass, which is not divided"
@@ -68,7 +65,6 @@ def run_patch(
 def show_patch(
     found: PatchResult | AttributionResult, view: PatchView
 ) -> "Iterator[RenderableType | PageTable]":
-    """Yield what the terminal shows: conclusion, tokens that differ, the ``view.top`` strongest patches, the check."""
     from rich.text import Text
 
     from ..report.html import page_title
@@ -126,6 +122,5 @@ def _text_table(headings: tuple[str, ...], rows: list[Any]) -> "PageTable":
 def answer_of_patch(
     found: PatchResult | AttributionResult, view: PatchView
 ) -> dict[str, str | pd.DataFrame]:
-    """Return what ``--json`` prints of ``found``: metric, tokens that differ, ``view.top`` strongest patches."""
     tables = {"differences": found.differences, "strongest": found.strongest(view.top)}
     return {"metric": found.metric, **tables}

@@ -43,7 +43,7 @@ _ANSWERS: dict[str, Any] = {"objects": True, "python": "int | str | Sequence[Any
 
 
 def refuse_equal_tokens(differ: bool) -> None:
-    """Raise InputError unless the prompts ``differ`` in a token: between equal ones a patch changes nothing."""
+    """Refuse prompts that ``differ`` in no token: a patch between them changes nothing."""
     if not differ:
         raise InputError(
             "the clean and the corrupted prompts have the same tokens, so that every patch puts in what is there; need "
@@ -54,10 +54,7 @@ def refuse_equal_tokens(differ: bool) -> None:
 def check_pair_lengths(
     clean: Sequence[int], corrupted: Sequence[int], told: Callable[[int], str] = lambda index: ""
 ) -> None:
-    """Raise InputError if clean and corrupted sequences, given by their lengths, differ in number or length.
-
-    ``told`` gives, from the index of a pair, a text on the pair for the error.
-    """
+    """Refuse sequences that differ in number or length; ``told`` describes a pair, by its index, in the error."""
     if len(clean) != len(corrupted):
         raise InputError(
             f"there are {len(clean)} clean and {len(corrupted)} corrupted sequences; need one of each per pair"
@@ -234,7 +231,6 @@ class PatchView:
 
 
 def check_prompts(config: PatchConfig) -> None:
-    """Raise InputError if the configuration has no clean or no corrupted text."""
     if config.pairs_file is None and (not config.clean or not config.corrupted):
         raise InputError(
             "patching needs two texts with the same number of tokens; give clean=... and corrupted=..., or "

@@ -19,9 +19,8 @@ def first_order_effects(
 ) -> tuple[Float[Tensor, " sample"], Int[Tensor, " sample"]]:
     """Approximate the effect of each patch: its part's change times the metric's mean gradient at ``steps`` points.
 
-    Returns:
-        Each part's mean effect over the sequences that are long enough and have a metric (a sum, if the metric is one
-        number for all sequences), and the number of these sequences.
+    Returns (each part's mean effect over the sequences that are long enough and have a metric, or a sum if the metric
+    is one number for all sequences; the number of these sequences).
     """
     gradients = _mean_gradients(runs, steps=steps)
     products = {}
@@ -45,7 +44,6 @@ def first_order_effects(
 
 
 def _mean_gradients(runs: RunPair, *, steps: int) -> dict[tuple[str, int], Tensor]:
-    """Return (site, layer) -> the metric's gradient, averaged over ``steps`` points between the runs' embeddings."""
     run = {"lens": runs.lens, "batch": runs.run, "metric": runs.metric, "at": runs.held}
     if steps == 1:
         return metric_gradients(**run)

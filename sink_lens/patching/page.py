@@ -7,19 +7,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.edits.effect_table import rows_beyond_chance, shown_rows
-from sink_lens.errors import RunError
-from sink_lens.patching.carried import (
-    AXES,
-    UNLIKE,
-    carrying_positions_text,
-    comparable_rows,
-    unlike_places,
-    unlike_text,
-)
-from sink_lens.records import Run
-from sink_lens.report.diagram import Style
-from sink_lens.report.page import (
+from ..edits.effect_table import rows_beyond_chance, shown_rows
+from ..errors import RunError
+from ..records import Run
+from ..report.diagram import Style
+from ..report.page import (
     INTERVALS,
     Drawn,
     Listed,
@@ -30,7 +22,7 @@ from sink_lens.report.page import (
     rest_note,
     table_reader,
 )
-from sink_lens.report.style import (
+from ..report.style import (
     FONT,
     INK,
     Picture,
@@ -40,8 +32,8 @@ from sink_lens.report.style import (
     with_serifs,
     without_formulas,
 )
-from sink_lens.stats import sort_by_magnitude
-from sink_lens.text import (
+from ..stats import sort_by_magnitude
+from ..text import (
     as_text,
     by_chance_text,
     capitalise,
@@ -52,9 +44,32 @@ from sink_lens.text import (
     site_label,
     token_text,
 )
+from .carried import (
+    AXES,
+    UNLIKE,
+    carrying_positions_text,
+    comparable_rows,
+    unlike_places,
+    unlike_text,
+)
 
 _ALIKE = 0.95
 """Patches whose effect is at least this share of the strongest one are as good as it."""
+_COLUMNS = (
+    *AXES,
+    "baseline",
+    "value",
+    "effect",
+    "95%",
+    "control_effect",
+    "over_control",
+    "95% above controls",
+    "normalised_effect",
+    "approximation",
+    "changed",
+    "n",
+    "alike",
+)
 _HEADS = {
     "control_effect": "controls",
     "over_control": "above controls",
@@ -76,17 +91,9 @@ def patch_map(
     """Draw a sweep's effects (or another column) as heat maps over its swept columns; red is above 0, blue below.
 
     One or two swept columns give one panel. More give one panel for each further column against the first; there a
-    pixel shows the value of largest magnitude along the columns that the panel leaves out.
-
-    Args:
-        frame: the columns of ``by``, and the value's.
-        by: the swept columns, one at least.
-        value: which column is drawn; nan is left empty.
-        labels: position -> the text beside its number.
-        title: above the figure; it wraps.
-        unit: of the value.
-        style: ``page``, or ``paper`` with serifs.
-        width: inches; None is 3.25 for a paper, and what the axes need for a page.
+    pixel shows the value of largest magnitude along the columns that the panel leaves out. Undefined values are left
+    empty. ``labels``: position -> the text beside its number. ``width`` is in inches; None is 3.25 for a paper, and
+    what the axes need for a page.
 
     Raises:
         RunError: the frame lacks a column, or nothing was swept.
@@ -129,15 +136,16 @@ def patch_map(
 
 
 def mapped_column(frame: pd.DataFrame) -> str:
-    """Return the column that a heat map draws: the normalised effect where the table has some, else the effect."""
+    """Return the column that a heat map draws: the normalised effect if some are defined."""
     there = "normalised_effect" in frame and bool(frame["normalised_effect"].notna().any())
     return "normalised_effect" if there else "effect"
 
 
 def _position_labels(run: Run) -> dict[int, str]:
     tokens = run.optional("tokens", columns=["position", "text"])
-    rows = [] if tokens is None else tokens.to_dict("records")
-    return {int(row["position"]): token_text(row["text"]) for row in rows}
+    if tokens is None:
+        return {}
+    return dict(zip(tokens["position"].map(int), tokens["text"].map(token_text), strict=True))
 
 
 def _put(run: Run) -> str:
@@ -150,33 +158,19 @@ def _is_approximate(run: Run) -> bool:
 
 def _effects(run: Run) -> pd.DataFrame:
     """Return the table of patches; if they were only approximated, the approximations are the effects."""
-    if not _is_approximate(run):
-        return run.need("patches", columns=["effect"])
-    table = run.need("patches", columns=["approximation"])
-    return table.rename(columns={"approximation": "effect"})
+    name = "approximation" if _is_approximate(run) else "effect"
+    return run.need("patches", columns=[name]).rename(columns={name: "effect"})
 
 
 def _unlike_places(run: Run) -> list[int]:
     return unlike_places(run.need("patches", columns=[]), chosen=run.config.get("positions"))
 
 
-def _changed_labels(run: Run) -> dict[int, str]:
-    table = run.optional("differences", columns=["position", "clean", "corrupted"])
-    if table is None:
-        return {}
-    rows = table.drop_duplicates("position").to_dict("records")
-    return {
-        int(row["position"]): f"{token_text(row['clean'])}/{token_text(row['corrupted'])}"
-        for row in rows
-    }
-
-
 def _title(run: Run) -> str:
-    site, direction = (
-        site_label(run.config.get("site", "activations")),
-        safe_line(run.config.get("direction", "")),
-    )
-    title = f"Patching the {site}, {direction}" + ", to first order" * _is_approximate(run)
+    site = run.config.get("site", "activations")
+    direction = safe_line(run.config.get("direction", ""))
+    title = f"Patching the {site_label(site)}, {direction}"
+    title += ", to first order" * _is_approximate(run)
     try:
         table = _effects(run)
     except RunError:
@@ -185,25 +179,23 @@ def _title(run: Run) -> str:
         return title
     if "changed" in table.columns and not bool(table["changed"].any()):
         return f"{title}: no patch changed anything"
-    if moved := carrying_positions_text(
-        table, site=str(run.config.get("site", "")), put=_put(run), labels=_position_labels(run)
-    ):
-        return capitalise(f"{_metric_text(run)} {moved}")
+    metric, labels = _metric_text(run), _position_labels(run)
+    if moved := carrying_positions_text(table, site=str(site), put=_put(run), labels=labels):
+        return capitalise(f"{metric} {moved}")
     table = sort_by_magnitude(comparable_rows(table), "effect")
     if not len(table):
         return f"{title}: no position is the same place in all pairs of prompts"
     shown = shown_rows(table)
     if not len(shown):
         of = "all that were screened" if "approximation" in table.columns else len(table)
-        beyond = f" beyond what chance makes the largest of {of}" * bool(
-            rows_beyond_chance(table).any()
-        )
+        beyond = f" beyond what chance makes the largest of {of}"
+        beyond *= bool(rows_beyond_chance(table).any())
         largest = f"the largest effect is at {_strongest_text(table)}"
-        return f"{title}: no patch is shown to move {_metric_text(run)}{beyond}; {largest}"
+        return f"{title}: no patch is shown to move {metric}{beyond}; {largest}"
     strongest = shown["effect"].to_numpy(float)
     alike = int((strongest / (strongest[0] or 1.0) >= _ALIKE).sum()) - 1
-    also = f"; {alike} more within {1 - _ALIKE:.0%} of it" if alike > 0 else ""
-    return f"{title}: {_metric_text(run)} is moved most at {_strongest_text(shown)}{also}"
+    also = f"; {alike} more within {1 - _ALIKE:.0%} of it" * (alike > 0)
+    return f"{title}: {metric} is moved most at {_strongest_text(shown)}{also}"
 
 
 def _metric_text(run: Run) -> str:
@@ -218,11 +210,9 @@ def _metric_text(run: Run) -> str:
 
 def _strongest_text(table: pd.DataFrame) -> str:
     best = table.to_dict("records")[0]
-    where = ", ".join(f"{name} {as_text(best[name])}" for name in AXES if name in table.columns)
-    text, share = (
-        f"{where}: {as_text(float(best['effect']))}",
-        float(best.get("normalised_effect", np.nan)),
-    )
+    where = ", ".join(f"{name} {as_text(best[name])}" for name in AXES if name in best)
+    text = f"{where}: {as_text(float(best['effect']))}"
+    share = float(best.get("normalised_effect", np.nan))
     if not np.isfinite(share):
         return text
     if abs(share) <= 2.0:
@@ -233,15 +223,17 @@ def _strongest_text(table: pd.DataFrame) -> str:
 def _prompt_sentences(run: Run) -> list[str]:
     sentences = []
     for name in ("clean", "corrupted"):
-        texts = run.config.get(name) or []
-        if texts:
-            more = f" and {len(texts) - 1} more" if len(texts) > 1 else ""
+        if texts := run.config.get(name):
+            more = f" and {len(texts) - 1} more" * (len(texts) > 1)
             sentences.append(f"{name}: “{safe_line(texts[0], limit=90)}”{more}")
-    changed = [f"{place} {pair}" for place, pair in _changed_labels(run).items()]
-    return [
-        *sentences,
-        *([f"changed (clean/corrupted): {join_and(changed, most=4)}"] if changed else []),
-    ]
+    table = run.optional("differences", columns=["position", "clean", "corrupted"])
+    if table is not None and len(table):
+        changed = [
+            f"{int(row['position'])} {token_text(row['clean'])}/{token_text(row['corrupted'])}"
+            for row in table.drop_duplicates("position").to_dict("records")
+        ]
+        sentences.append(f"changed (clean/corrupted): {join_and(changed, most=4)}")
+    return sentences
 
 
 def _headline(run: Run) -> list[str]:
@@ -252,23 +244,20 @@ def _headline(run: Run) -> list[str]:
         sentences.append(f"Largest effect at {_strongest_text(comparable)}.")
     if unlike := unlike_text(_unlike_places(run)):
         sentences.append(f"{unlike}.")
-    same = table["changed"].ne(True).to_numpy().sum() if "changed" in table.columns else 0
-    alike = (
-        f"; {same} patches changed nothing: what they put in is there, or the metric reads nothing after it"
-        if same
-        else ""
-    )
     site = site_label(run.config.get("site", "a site"))
-    how = safe_line(run.config.get("direction", ""))
     done = "approximated to first order, not patched" if _is_approximate(run) else "patched"
+    how = safe_line(run.config.get("direction", ""))
     places = (
-        f"{len(table)} places of the {site} were {done}{f' ({how})' if how else ''}, one at a time"
+        f"{len(table)} places of the {site} were {done}{f' ({how})' * bool(how)}, one at a time"
     )
-    known = (
-        int(np.isfinite(table["ci_low"].to_numpy(float)).sum()) if "ci_low" in table.columns else 0
-    )
-    chance = by_chance_text(known)
-    return [*sentences, f"{places}{alike}.", *([chance] if chance else [])]
+    if "changed" in table.columns and (same := table["changed"].ne(True).to_numpy().sum()):
+        places += f"; {same} patches changed nothing: what they put in is there, or the metric reads nothing after it"
+    sentences.append(f"{places}.")
+    if "ci_low" in table.columns:
+        known = int(np.isfinite(table["ci_low"].to_numpy(float)).sum())
+        if chance := by_chance_text(known):
+            sentences.append(chance)
+    return sentences
 
 
 def _heatmap_figure(run: Run) -> tuple[str, Figure]:
@@ -299,34 +288,21 @@ def _patch_table(run: Run) -> tuple[str, PageTable]:
     ):
         if {low, high} <= set(table.columns):
             table = table.assign(**{name: ci_texts(table, low, high)})
-    names = (
-        *AXES,
-        "baseline",
-        "value",
-        "effect",
-        "95%",
-        "control_effect",
-        "over_control",
-        "95% above controls",
-    )
-    names = (*names, "normalised_effect", "approximation", "changed", "n", "alike")
     heads = {
         name: _HEADS.get(name, name.replace("_", " "))
-        for name in dict.fromkeys(names)
-        if name in table.columns
+        for name in _COLUMNS
+        if name in table.columns and bool(table[name].notna().any())
     }
-    heads = {name: head for name, head in heads.items() if bool(table[name].notna().any())}
     see = "The patches, the largest effect first; controls are random parts of the same size."
     return see + rest_note(len(table), "patches"), page_table(table, heads)
 
 
 def _difference_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("differences", columns=["sequence", "position", "clean", "corrupted"])
-    shown = table.assign(
-        **{name: [token_text(text) for text in table[name]] for name in ("clean", "corrupted")}
-    )
+    columns = ("sequence", "position", "clean", "corrupted")
+    table = run.need("differences", columns=columns)
+    shown = table.assign(**{name: table[name].map(token_text) for name in columns[2:]})
     see = "Where the two prompts differ (a dot is a space)." + rest_note(len(table), "differences")
-    return see, page_table(shown, ("sequence", "position", "clean", "corrupted"))
+    return see, page_table(shown, columns)
 
 
 PATCH = Page(

@@ -51,8 +51,8 @@ def read_pairs(
         tokenizer: names the token of such digits in the error.
 
     Raises:
-        InputError: the file cannot be read, a line lacks what a pair needs, answers that can be read in two ways, or a
-            span differs in length between pairs.
+        InputError: the file cannot be read, or has answers that can be read in two ways; a line lacks what a pair
+            needs, or its span is of another length.
     """
     path = Path(file)
     check_regular_file(path, what="the file of pairs")
@@ -130,7 +130,6 @@ def read_pairs(
 
 
 def _answer_of_row(row: Mapping[str, Any], name: str, *, answers_as: AnswersAs | None) -> Any:
-    """Return the answer ``name`` of a row, as text or ids; refuse a row with both unless ``answers_as`` says which."""
     ids = row.get(f"{name}_idx")
     if ids is None or (name in row and answers_as == "text"):
         return row[name]
@@ -149,7 +148,7 @@ def _answer_of_row(row: Mapping[str, Any], name: str, *, answers_as: AnswersAs |
 def _read_digits(
     answers: list[Answer], name: str, answers_as: AnswersAs | None, tokenizer: Any
 ) -> list[Answer]:
-    """Read a table's column ``name``: digits alone are text or token ids as ``answers_as`` says, and else refused."""
+    """Read a table's column ``name``: digits alone are text or token ids, as ``answers_as`` says."""
     cells = [one if isinstance(one, tuple) else (one,) for one in answers]
     texts = [one for cell in cells for one in cell if isinstance(one, str)]
     digits = [one for one in texts if one.isascii() and one.isdigit()]
@@ -191,7 +190,7 @@ def _read_span_positions(value: Any, said: str) -> tuple[int, ...]:
 
 
 def parse_span_positions(text: str) -> tuple[int, ...]:
-    """Parse the positions of a span: "0,4-6" gives (0, 4, 5, 6), and "-2,-1", the last two tokens, gives (-2, -1)."""
+    """Parse the positions of a span, such as 0,4-6, or -2,-1: the last two tokens."""
     if not text.strip().startswith("-"):
         return tuple(parse_ranges(text, name="span"))
     try:

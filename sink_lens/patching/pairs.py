@@ -38,11 +38,7 @@ class PromptPair:
 
     @check_calls
     def run_and_source(self, direction: Direction) -> tuple[TokenBatch, TokenBatch]:
-        """Return the batch that is patched and the batch whose values are put in, for "denoising" or "noising".
-
-        Raises:
-            InputError: the direction is unknown.
-        """
+        """Return the batch that is patched and the batch whose values are put in."""
         return (
             (self.corrupted, self.clean)
             if direction == "denoising"
@@ -53,13 +49,7 @@ class PromptPair:
 def pair_prompts(
     lens: LensModel, clean: Sequences, corrupted: Sequences, *, bos: BosCondition = "auto"
 ) -> PromptPair:
-    """Pair each clean sequence with its corrupted one; check their lengths, and their token ids against the model.
-
-    Args:
-        lens: the model.
-        clean: the sequences that show the behaviour under study.
-        corrupted: the same sequences with some tokens replaced.
-        bos: BOS condition for texts: "auto", "with" or "without".
+    """Pair each clean sequence with its corrupted one.
 
     Raises:
         InputError: the numbers of sequences or the lengths differ, or tokens are not in the model's vocabulary.
@@ -125,7 +115,7 @@ def _position_labels(joined: pd.DataFrame, *, n_pairs: int, aligned: bool) -> di
 
 
 def batch_of_prompts(prompts: Sequence[Prompt], lens: LensModel, *, bos: BosCondition) -> Sequences:
-    """Return prompts as token ids if some are; only texts are returned as they are."""
+    """Return prompts as one batch if some are token ids; texts are returned as they are."""
     if all(isinstance(one, str) for one in prompts):
         return cast("Sequence[str]", prompts)
     rows = []
@@ -142,7 +132,7 @@ def batch_of_prompts(prompts: Sequence[Prompt], lens: LensModel, *, bos: BosCond
 
 
 def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
-    """Make a table of position and text from ``labels``, position -> text, of the tokens that all prompts share."""
+    """Make a table of position and text of the tokens that all prompts share."""
     known = {
         position: text for position, text in labels.items() if text not in ("", DIFFER, UNLIKE)
     }

@@ -43,8 +43,7 @@ def parts_to_patch(
 
     Raises:
         SiteError: the family lacks the site.
-        InputError: ``by`` has an axis twice; ``by`` or a choice names an axis that the site lacks; or layers,
-            positions, heads, keys or units do not exist.
+        InputError: ``by`` has an axis twice, or an axis or index was chosen that does not exist.
     """
     chosen = indices_by_axis(model, site, by=by, n_positions=n_positions, shortest=shortest, **at)
     parts = []
@@ -65,8 +64,8 @@ def indices_by_axis(
 ) -> dict[str, Indices]:
     """Return axis (layer, position, ...) -> the site's indices that ``at`` chooses there, all by default.
 
-    ``by``, ``n_positions``, ``shortest`` and errors are those of ``parts_to_patch``. None stands for all indices of an
-    axis whose size differs between layers.
+    Arguments and errors are those of ``parts_to_patch``. None stands for all indices of an axis whose size differs
+    between layers.
     """
     known = site_of(site, family=model.family)
     names = known.axis_names
@@ -105,7 +104,7 @@ def indices_by_axis(
 
 
 def configs_by_site(model: Sized, config: PatchConfig) -> dict[str, PatchConfig]:
-    """Return site -> what is asked of it; for "every" the stream and all that layers add, in layers that have it."""
+    """Return site -> what is asked of it; for "every" the stream and all that layers add to it."""
     if config.site != EVERY:
         return {config.site: config}
     found = {"resid_pre": replace(config, site="resid_pre")}
@@ -120,7 +119,7 @@ def configs_by_site(model: Sized, config: PatchConfig) -> dict[str, PatchConfig]
 
 
 def part_identity(part: Part) -> str:
-    """Return a text of a part's layers, positions, heads, ..., by which patches of one site are told apart."""
+    """Return a text by which patches of one site are told apart."""
     return json.dumps([part.layers, part.indices_by_axis])
 
 
@@ -130,9 +129,8 @@ def draw_random_parts(
     """Draw by ``seed`` up to ``draws`` random parts like ``part``, with other indices on one axis.
 
     The axis is the first of units, heads, positions and keys on which the part is not whole; a part that is whole has
-    no draws. Draws have as many indices as the part, none of its own, and no position past the shortest sequence, of
-    length ``shortest``; they count back from the end if the part does. There are fewer draws if the axes, of these
-    ``sizes``, have too few other indices.
+    no draws. Draws have as many indices as the part, none of its own, and no position past the ``shortest`` sequence;
+    they count back from the end if the part does. There are fewer draws if the axes have too few other indices.
     """
     names = SITES[part.site].axis_names
     size_of = dict(zip(names, sizes, strict=True))
@@ -157,7 +155,7 @@ def draw_random_parts(
 
 
 def part_in_text(part: Part, length: int) -> Part:
-    """Return ``part`` in a text of ``length`` tokens: negative positions and keys count back from its end."""
+    """Count negative positions and keys back from the end of a text of ``length`` tokens."""
     chosen = {
         name: None if own is None else tuple(one + length * (one < 0) for one in own)
         for name, own in (("positions", part.positions), ("keys", part.keys))
@@ -166,14 +164,12 @@ def part_in_text(part: Part, length: int) -> Part:
 
 
 def counts_back(part: Part) -> bool:
-    """Check whether a part has positions or keys that count back from the end of each text."""
     return min((*(part.positions or ()), *(part.keys or ())), default=0) < 0
 
 
 def select_part(
     part: Part, values: "Shaped[Tensor, 'batch ...']", lengths: Sequence[int]
 ) -> "Shaped[Tensor, 'batch ...']":
-    """Select a part of one layer's values in texts of these ``lengths``."""
     if not counts_back(part):
         return part.select(values)
     import torch
@@ -185,10 +181,7 @@ def select_part(
 def _checked_indices(
     what: str, given: Sequence[int] | None, *, size: int, back: int = 0
 ) -> tuple[int, ...]:
-    """Return ``given``, indices of the axis ``what``, or all if None; InputError unless each exists.
-
-    They exist from -``back`` to ``size`` - 1.
-    """
+    """Return ``given``, or all indices if None; InputError unless each exists, from -``back`` to ``size`` - 1."""
     if given is None:
         return tuple(range(size))
     if not given:
@@ -205,7 +198,7 @@ def _checked_indices(
 
 
 def check_put_edit(config: PatchConfig) -> None:
-    """Raise InputError if the edit in ``config.put`` does not fit the site, or has the wrong options."""
+    """Refuse an edit in ``config.put`` that does not fit the site, or has the wrong options."""
     if config.put != "source":
         make_put_spec(config, Part(site="resid_pre" if config.site == EVERY else config.site))
     elif config.factor is not None:
@@ -213,7 +206,6 @@ def check_put_edit(config: PatchConfig) -> None:
 
 
 def make_put_spec(config: PatchConfig, part: Part) -> EditSpec:
-    """Return the kind, place and options of the edit that ``config.put`` names, at one part of the site."""
     options = {name: getattr(config, name, None) for name in OPTIONS}
     if config.put in KINDS and "seed" not in KINDS[config.put].takes:
         options["seed"] = None  # it is the seed of the controls then

@@ -24,7 +24,7 @@ _BESIDE = 14
 
 
 def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
-    """Estimate the passes and memory of ``patch`` in a model of ``sizes``; None if the tokenizer's file is missing.
+    """Estimate the passes and memory of ``patch``; None if the tokenizer's file is missing.
 
     Raises:
         InputError: what ``patch`` would refuse before it measures, as far as it is known.
@@ -92,12 +92,7 @@ def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
 
 
 def check_before_loading(config: PatchConfig) -> None:
-    """Check that the site and places exist in the model, by the headers of its files, before weights are read.
-
-    Raises:
-        InputError: which field, and what is needed.
-        SiteError: the family lacks the site.
-    """
+    """Refuse a site and places that the model lacks, by the headers of its files, before weights are read."""
     config.check_together()
     clean, corrupted = config.prompts
     if config.put == "source" and clean:

@@ -107,7 +107,7 @@ def patch(
 
 
 def _patch(request: PatchRequest, *, progress: bool) -> PatchResult:
-    """Measure the patches of one site. An error or Ctrl-C writes what is measured into a folder."""
+    """Measure the patches of one site. An error or Ctrl-C writes the measured ones into a folder."""
     patches, rows = request.patches(), dict[str, list[Row]]()
     opens = partial(open_run, **request.asked)
     try:

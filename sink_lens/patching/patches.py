@@ -51,18 +51,15 @@ class Patches:
     ) -> "Patches":
         """Make the cells of ``parts`` and their engine, by ``plan`` or by one that is compared with the bridge.
 
-        ``make`` makes the edit of a part; None puts in the source run's values. A pass has ``batch_size`` sequences;
-        None lets the engine choose.
+        ``make`` makes the edit of a part; None puts in the source run's values.
         """
         named = {part_identity(part): part for part in parts}
-        able = [
-            part
-            for part in named.values()
-            if (runs.can_change if make is None else runs.is_before_metric)(part)
-        ]
-        cells = [
-            _source_cell(runs, one) if make is None else _edit_cell(runs, one, make) for one in able
-        ]
+        if make is None:
+            able = [*filter(runs.can_change, named.values())]
+            cells = [_source_cell(runs, one) for one in able]
+        else:
+            able = [*filter(runs.is_before_metric, named.values())]
+            cells = [_edit_cell(runs, one, make) for one in able]
         if not cells:
             engine = None
         elif plan is not None:
@@ -79,7 +76,7 @@ class Patches:
     def measure(
         self, blocks: Sequence[Block], *, progress: bool = False
     ) -> Iterator[tuple[str, list[Row]]]:
-        """Yield the name of each block and, for each of its patches and each sequence, a row."""
+        """Yield the name of each block, and a row for each of its patches and each sequence."""
         n, metric = sum(len(block.cells) for block in blocks), self.runs.metric
         rows: list[Row] = []
 
@@ -92,13 +89,13 @@ class Patches:
                 for sequence, value in zip(sequences, values, strict=True)
             )
 
-        at = {
-            "desc": f"patching {self.runs.site}",
-            "unit": "patch",
-            "disable": not progress,
-            "leave": False,
-        }
-        with tqdm(total=n, **at) as bar:
+        with tqdm(
+            total=n,
+            desc=f"patching {self.runs.site}",
+            unit="patch",
+            disable=not progress,
+            leave=False,
+        ) as bar:
             for block in blocks:
                 assert self.engine is not None  # there are blocks
                 self.engine.map(block, add_rows, advance=bar.update)
@@ -108,8 +105,7 @@ class Patches:
     def values(self, rows: Iterable[Row]) -> tuple[dict[str, Float[Tensor, " sample"]], set[str]]:
         """Return identity -> metric by sequence under each patch, and the identities of patches that changed anything.
 
-        A patch without rows changes nothing: its metric is that of the baseline run, nan in a sequence without the
-        part.
+        A patch without rows has the metric of the baseline run; it is nan in a sequence without the part.
         """
         found = {
             name: self.runs.nan_where_short(part, self.runs.baseline)
@@ -137,16 +133,16 @@ def _source_cell(runs: RunPair, part: Part) -> Cell:
         part = _join_parts(by_text)
     keys = [site_key(site, layer) for layer in part.layers or ()]
     if SITES[site].by_token and part.positions is not None:
-        differing = torch.stack(
-            [
-                (part.select(run[key]) != part.select(source[key]))
-                .transpose(0, 1)
-                .flatten(1)
-                .any(1)
-                for key in keys
-            ]
-        )
         if part.positions == tuple(sorted(part.positions)):
+            differing = torch.stack(
+                [
+                    (part.select(run[key]) != part.select(source[key]))
+                    .transpose(0, 1)
+                    .flatten(1)
+                    .any(1)
+                    for key in keys
+                ]
+            )
             first = int(differing.any(0).int().argmax())
             part = replace(part, positions=part.positions[first:])
         begin = min(part.positions or (0,))
@@ -173,7 +169,7 @@ def _source_cell(runs: RunPair, part: Part) -> Cell:
 
 
 def _join_parts(parts: Sequence[Part]) -> Part:
-    """Return the part that has the positions and keys of all ``parts``, which differ in these alone."""
+    """Return the part with the positions and keys of all ``parts``, which differ in these alone."""
     joined = {
         name: None
         if getattr(parts[0], name) is None
@@ -184,7 +180,6 @@ def _join_parts(parts: Sequence[Part]) -> Part:
 
 
 def _edit_cell(runs: RunPair, part: Part, make: MakesEdit) -> Cell:
-    """Make the cell of the edit that ``make`` returns for a part; InputError if that is none of this site."""
     made = make(part.site, **replace_full_axes_by_none(part, sizes=runs.sizes).where)
     if not isinstance(made, Edit) or made.site != part.site:
         kind = f"an edit of {made.site!r}" if isinstance(made, Edit) else type(made).__name__

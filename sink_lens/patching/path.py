@@ -255,7 +255,7 @@ def make_frozen_edits(
     baseline: Mapping[tuple[str, int], Tensor],
     which: Frozen,
 ) -> list[Edit]:
-    """Return edits that hold what attention, or every sublayer, writes between both parts at ``baseline`` values."""
+    """Hold what attention, or every sublayer, writes between both parts at its ``baseline`` values."""
     found, start, end = [], _computation_order(sender, lens), _computation_order(receiver, lens)
     for name in ADDED:
         if which == "attention" and name == "mlp_out":

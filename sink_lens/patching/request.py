@@ -37,7 +37,7 @@ class PatchRequest:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """Return the model and the question, for the run's folder."""
+        """The model and the question, for the run's folder."""
         return {
             "lens": self.runs.lens,
             "metric": self.runs.metric,
@@ -46,13 +46,11 @@ class PatchRequest:
         }
 
     def patches(self, plan: Plan | None = None) -> Patches:
-        """Make the patches of the grid and of the controls."""
         parts = [part for some in (self.grid, *self.controls) for part in some]
         make = self.runs.edit_maker(self.config)
         return Patches.of(self.runs, parts, make=make, batch_size=self.config.batch_size, plan=plan)
 
     def result(self, patches: Patches, rows: Iterable[Row]) -> PatchResult:
-        """Make the table of effects from the rows of all blocks."""
         runs, (found, changed) = self.runs, patches.values(rows)
         names = [part_identity(part) for part in self.grid]
         values = (
@@ -90,7 +88,7 @@ class PatchRequest:
 def make_patch_request(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> PatchRequest:
-    """Check the configuration, run both prompts, choose the parts to patch, and draw random parts as controls."""
+    """Check the configuration, run both prompts, and choose the parts to patch and random ones as controls."""
     if config.approximate:
         raise InputError(
             "approximate was given to patch, which makes real patches; call attribution_patch"

@@ -50,7 +50,7 @@ _THEIR_MATRIX_AXES = {"position": "dest_pos", "key": "src_pos", "head": "head_in
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class MeasuredPatches:
-    """The fields and methods that the results of real and of approximated patches share."""
+    """What the results of real and of approximated patches share."""
 
     rows: pd.DataFrame = field(repr=False)
     site: str
@@ -107,9 +107,8 @@ class MeasuredPatches:
             return ()
         if self.site != EVERY:
             return (self.folder,)
-        return tuple(
-            folder for site in ("resid_pre", *ADDED) if (folder := self.folder / site).is_dir()
-        )
+        of_sites = (self.folder / site for site in ("resid_pre", *ADDED))
+        return tuple(folder for folder in of_sites if folder.is_dir())
 
     def __repr__(self) -> str:
         return self.headline + ("" if self.folder is None else f"\nin {self.folder}")
@@ -119,31 +118,32 @@ class MeasuredPatches:
         """The metric of both runs and the largest effect that is shown, as sentences; of a shard, that others wait."""
         if self.waits:
             return self.waits
-        how = ", to first order" if isinstance(self, AttributionResult) else ""
         said = (
-            f"{self.site}, {self.direction}{how}, {'with' if self.bos else 'without'} BOS: {self.metric} is "
+            f"{self.site}, {self.direction}{self._order}, {'with' if self.bos else 'without'} BOS: {self.metric} is "
             f"{self.baseline:.4g} in the baseline run and {self.source:.4g} in the source run."
         )
         if not len(self.frame) or not self.by:
             return said
         if "changed" in self.frame and not bool(self.frame["changed"].any()):
             return f"{said}\nNo patch changed anything: what it puts in is there, or the metric reads nothing after it."
-        said += f"\n{self.unlike}." if self.unlike else ""
+        if self.unlike:
+            said += f"\n{self.unlike}."
         frame = sort_by_magnitude(comparable_rows(self.frame), "effect")
         if not len(frame):
             return said
         carried = carrying_positions_text(frame, site=self.site, put=self.put, labels=self.labels)
         shown = shown_rows(frame)
         where = self._place_text((shown if len(shown) else frame).to_dict("records")[0])
-        largest = (
-            "The largest effect is"
-            if len(shown)
-            else "No patch is shown to move it; the largest effect is"
-        )
-        sentences = [*([f"It {carried}."] if carried else []), f"{largest} {where}."]
+        largest = "The" if len(shown) else "No patch is shown to move it; the"
+        sentences = [f"It {carried}."] if carried else []
+        sentences.append(f"{largest} largest effect is {where}.")
         if "ci_low" in self.frame and bool(self.frame["ci_low"].isna().all()):
             sentences.append("No intervals: they need numbers of two pairs or more.")
         return f"{said}\n{' '.join(sentences)}"
+
+    @property
+    def _order(self) -> str:
+        return ", to first order" if isinstance(self, AttributionResult) else ""
 
     @property
     def unlike(self) -> str:
@@ -151,23 +151,17 @@ class MeasuredPatches:
         return unlike_text(unlike_places(self.frame, chosen=self.positions))
 
     def _place_text(self, row: Mapping[Any, Any]) -> str:
-        """Return a row's effect and place in words, with the positions that each patch covers."""
         where = [
             position_name(row[one], self.labels) if one == "position" else f"{one} {row[one]}"
             for one in self.by
         ]
-        if (
-            "position" not in self.by
-            and self.site in SITES
-            and "position" in SITES[self.site].axis_names
-        ):
+        has_positions = self.site in SITES and "position" in SITES[self.site].axis_names
+        if has_positions and "position" not in self.by:
             only = self.positions
-            which = (
-                "all positions"
-                if only is None
-                else f"position{'s' * (len(only) > 1)} {as_ranges(only)}"
+            several = "s" * (only is not None and len(only) > 1)
+            where.append(
+                "all positions" if only is None else f"position{several} {as_ranges(only)}"
             )
-            where.append(which)
         return f"{row['effect']:.4g}, at {', '.join(where)}"
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:
@@ -229,31 +223,34 @@ class MeasuredPatches:
         """
         from .page import mapped_column, patch_map
 
-        how = ", to first order" if isinstance(self, AttributionResult) else ""
-        title = f"{self.direction}{how}: {self.site} patched, {self.metric}"
-        shown: dict[str, Any] = {"labels": self.labels, "title": title, "unit": self.unit}
-        value = value or mapped_column(self.frame)
-        return patch_map(self.frame, by=self.by, value=value, style=style, width=width, **shown)
+        return patch_map(
+            self.frame,
+            by=self.by,
+            value=value or mapped_column(self.frame),
+            labels=self.labels,
+            title=f"{self.direction}{self._order}: {self.site} patched, {self.metric}",
+            unit=self.unit,
+            style=style,
+            width=width,
+        )
 
 
 def part_table(grid: Sequence[Part], by: Sequence[str]) -> pd.DataFrame:
-    """Return a table with a row for each part in ``grid``: its index on each axis in ``by``."""
-    indices = [
-        [chosen[0] for axis in by if (chosen := part.indices_on(axis)) is not None] for part in grid
-    ]
+    """Return a table of the index of each part on each axis in ``by``."""
+    indices = [[chosen[0] for axis in by if (chosen := part.indices_on(axis))] for part in grid]
     return pd.DataFrame(indices, columns=list(by), index=range(len(grid)))
 
 
 def mark_unlike(
     frame: pd.DataFrame, grid: Sequence[Part], runs: RunPair, pair: PromptPair
 ) -> pd.DataFrame:
-    """Add the column ``alike`` if a part in ``grid`` is not the same place in all pairs: False at its row."""
+    """Add the column ``alike``, False for a part that is not one place in all pairs, if there is one."""
     alike = [not runs.unlike_places(part, pair.labels) for part in grid]
     return frame if all(alike) else frame.assign(alike=alike)
 
 
 def fields_of_patches(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
-    """Return the fields of ``MeasuredPatches`` except ``frame``, as keyword arguments."""
+    """Return the fields of ``MeasuredPatches`` except ``rows``."""
     return {
         "site": runs.site,
         "metric": runs.metric.name,
@@ -373,7 +370,7 @@ class AttributionResult(MeasuredPatches):
     runs: RunPair = field(repr=False)
     grid: tuple[Part, ...] = field(repr=False)
     values_then: TensorValues = field(repr=False)
-    """The values of the model's weights when the approximation was made."""
+    """The model's weights when the approximation was made."""
     checked: str = ""
     """Agreement with a sample of real patches, in words; empty if none were made."""
 
@@ -407,43 +404,34 @@ class AttributionResult(MeasuredPatches):
             raise InputError(
                 "no patch of this sweep changes anything; need clean and corrupted runs that differ there"
             )
-        numbers = sorted(
-            able[one] for one in torch.randperm(len(able), generator=generator)[:n].tolist()
-        )
+        drawn = torch.randperm(len(able), generator=generator)[:n].tolist()
+        numbers = sorted(able[one] for one in drawn)
         patches = Patches.of(self.runs, [self.grid[number] for number in numbers])
-        rows = [
-            row for _, some in patches.measure(patches.blocks, progress=progress) for row in some
-        ]
-        values = torch.stack(list(patches.values(rows)[0].values()))
-        frame = (
-            _rename_for_folder(self.frame)
-            .iloc[numbers][[*self.by, "approximation"]]
-            .reset_index(drop=True)
-        )
-        frame["effect"] = (values.double() - self.runs.baseline.double()).nanmean(1).numpy()
-        frame["error"] = frame["approximation"] - frame["effect"]
+        measured = patches.measure(patches.blocks, progress=progress)
+        found, _ = patches.values(row for _, rows in measured for row in rows)
+        values = torch.stack([*found.values()])
+        chosen = _rename_for_folder(self.frame).iloc[numbers].reset_index(drop=True)
+        frame = chosen[[*self.by, "approximation"]]
+        effect = (values.double() - self.runs.baseline.double()).nanmean(1).numpy()
+        frame = frame.assign(effect=effect, error=frame["approximation"] - effect)
         both = frame.dropna()
         rounding = TOLERANCE * max(1.0, abs(self.baseline))
-        signs = [
-            np.sign(both[name].where(both[name].abs() > rounding, 0.0))
-            for name in ("approximation", "effect")
-        ]
-        ranked = (
-            len(both) > 2 and both["approximation"].nunique() > 1 and both["effect"].nunique() > 1
-        )
-        ranks: Any = spearmanr(both["approximation"], both["effect"]) if ranked else None
+        pair = both[["approximation", "effect"]]
+        signs = np.sign(pair.where(pair.abs() > rounding, 0.0))
+        ranked = len(both) > 2 and bool((pair.nunique() > 1).all())
+        ranks: Any = spearmanr(pair["approximation"], pair["effect"]) if ranked else None
         return Check(
             frame=frame,
             n=len(both),
             mean_error=float(both["error"].abs().mean()),
             mean_effect=float(both["effect"].abs().mean()),
             rank_correlation=float(ranks.statistic) if ranked else float("nan"),
-            same_sign_frac=float((signs[0] == signs[1]).mean()),
+            same_sign_frac=float((signs["approximation"] == signs["effect"]).mean()),
         )
 
 
 def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
-    """Join the results of several sites, site -> result, into one whose ``frame`` also has the column ``site``."""
+    """Join the results of several sites into one whose ``frame`` also has the column ``site``."""
     first = results["resid_pre"]  # which every layer has
     by, folder = (*first.by, "site"), None if first.folder is None else first.folder.parent
     of_every: dict[str, Any] = {"site": EVERY, "by": by, "folder": folder, "opens": None}
@@ -469,7 +457,7 @@ def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
 
 
 def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> None:
-    """Write a result's tables, heat map and strongest patches (the table ``summary``) into the run folder."""
+    """Write a result's tables, heat map and strongest patches (the table ``summary``)."""
     for name, frame in result.tables.items():
         writer.write_table(name, _rename_for_folder(frame))
     if result.by:

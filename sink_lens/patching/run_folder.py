@@ -47,10 +47,7 @@ def patch_in_folder(
     progress: bool,
     reopen: bool,
 ) -> PatchResult:
-    """Measure the patches of one site (of a ``shard``, if given) that the run folder ``out`` lacks, and write it.
-
-    ``overwrite`` replaces the run that the folder holds; ``reopen`` continues it.
-    """
+    """Measure the patches of one site (of a ``shard``, if given) that the run folder ``out`` lacks, and write it."""
     planned: list[Patches] = []
 
     def plan_patches(writer: RunWriter) -> dict[str, int]:
@@ -73,9 +70,8 @@ def patch_in_folder(
         names = [block.name for block in planned[0].blocks]
         missing = [name for name in names if not writer.has(name)]
         measure_blocks(writer, missing, progress=progress and shard is None)
-        result = request.result(
-            planned[0], (row for name in names for row in _read_block(writer, name))
-        )
+        rows = (row for name in names for row in _read_block(writer, name))
+        result = request.result(planned[0], rows)
         write_result(writer, result)
         return replace(result, folder=writer.folder)
 
@@ -91,9 +87,8 @@ def patch_in_folder(
     )
     if found is not None:
         return found
-    nothing = replace(
-        request, grid=[], controls=[], approximations=None
-    )  # other shards are still running
+    # other shards are still running
+    nothing = replace(request, grid=[], controls=[], approximations=None)
     waits = Shard.parse(str(shard)).done_sentence(out)
     return replace(nothing.result(nothing.patches(), ()), folder=out, waits=waits)
 
@@ -104,7 +99,7 @@ def leave_unfinished(
     patches: Patches,
     rows: Mapping[str, Sequence[Row]],
 ) -> None:
-    """Write measured blocks into a new folder in ``runs``, and say so in a note of the error that ended the call."""
+    """Write measured blocks into a new folder in ``runs``, and say so in a note of the error."""
     if not rows:
         return
     folder = default_run_folder(patches.runs.lens.name)
@@ -141,12 +136,10 @@ def _read_block(writer: RunWriter, name: str) -> Iterator[Row]:
 
 
 def _check_blocks(patches: Patches, folder: Path, names: Sequence[str]) -> None:
-    """Measure one patch of some finished blocks of a folder again; refuse the folder if the metric differs."""
-    engine, numbers = (
-        patches.engine,
-        {part_identity(part): number for number, part in enumerate(patches.able)},
-    )
+    """Measure one patch of some finished blocks again; refuse the folder if the metric differs."""
+    engine = patches.engine
     assert engine is not None  # there are blocks
+    numbers = {part_identity(part): number for number, part in enumerate(patches.able)}
     blocks = {block.name: block for block in engine.blocks}
     for name in sample_parts(names, most=FEW):
         held, block = read_columns(folder / f"{name}.parquet", _ROW, kind="patch"), blocks[name]
@@ -189,9 +182,8 @@ def open_run(
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
     provenance |= {"holder": process_name()} if part else {}
     put: Any = config.put
-    asked = asdict(replace(config, metric="loss", put="source", edits=())) | {
-        "metric_name": metric.name
-    }
+    asked = asdict(replace(config, metric="loss", put="source", edits=()))
+    asked["metric_name"] = metric.name
     asked["metric"] = config.metric if isinstance(config.metric, str) else metric.name
     if config.pairs_file is not None:
         asked["pairs_sha256"] = sha256(Path(config.pairs_file).read_bytes()).hexdigest()

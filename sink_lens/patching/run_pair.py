@@ -69,10 +69,9 @@ class RunPair:
         edits: tuple[Edit, ...] = (),
         is_source: bool = True,
     ) -> "RunPair":
-        """Run ``run``, which is patched, and ``source``, whose values are put in; keep both runs' tensors of ``site``.
+        """Run the patched batch and the ``source``, and keep both runs' tensors of the site.
 
-        ``edits`` are made in both runs; ``grid`` has the parts of the site to patch. Warns if both runs have the same
-        values in all of them and ``is_source`` says that patches put in the source run's values.
+        Warns if both have the same values in all parts of ``grid`` and patches put them in (``is_source``).
         """
         if site in lens.uneditable:
             raise lens.uneditable_error(site)
@@ -115,16 +114,16 @@ class RunPair:
         return tuple(next(iter(self.held.values())).shape[1:])
 
     def can_change(self, part: Part) -> bool:
-        """Check whether the runs differ in a part of the site, and the metric reads something computed after it."""
+        """Check whether the runs differ in a part, and the metric reads something computed after it."""
         return self.is_before_metric(part) and self.has_difference(part)
 
     def is_before_metric(self, part: Part) -> bool:
-        """Check whether the metric reads something that is computed after a part of the site."""
+        """Check whether the metric reads something that is computed after a part."""
         first, read = min(part.layers or (0,)), self.metric.read_layers(self.lens.n_layers)
         return self.metric.reads_past_layers or max(read) >= first
 
     def has_difference(self, part: Part) -> bool:
-        """Check whether the two runs have different values in a part of the site, in a sequence that has it."""
+        """Check whether the runs have different values in a part, in a sequence that has it."""
         lengths, having = self.run.lengths.tolist(), ~self._are_short(part)
         for key in {site_key(part.site, layer) for layer in part.layers or ()}:
             own, other = (select_part(part, one[key], lengths) for one in (self.held, self.given))
@@ -141,7 +140,7 @@ class RunPair:
     def nan_where_short(
         self, part: Part, values: Float[Tensor, " sample"]
     ) -> Float[Tensor, " sample"]:
-        """Return ``values``, one per sequence, with nan for each sequence that is too short to have the part."""
+        """Set ``values``, one per sequence, to nan for sequences that are too short to have the part."""
         short = self._are_short(part)
         return values.masked_fill(short.any() if self.metric.whole_batch else short, torch.nan)
 
@@ -150,7 +149,7 @@ class RunPair:
         return self.run.lengths.cpu() < whole.n_tokens_needed
 
     def edit_maker(self, config: PatchConfig) -> MakesEdit | None:
-        """Return the function that makes the edit in ``config.put`` for a part; None if source values are put in."""
+        """Return the function that makes a part's edit; None if source values are put in."""
         if callable(config.put):
             return config.put
         if config.put == "source":
@@ -166,7 +165,7 @@ class RunPair:
 def run_batches(
     lens: LensModel, batches: Sequence[TokenBatch], needs: Needs, *, edits: Sequence[Edit] = ()
 ) -> list[Outcome]:
-    """Run the model on batches of one shape, in shared forwards, with these edits; return what ``needs`` lists."""
+    """Run batches of one shape with these edits, in shared forwards; return what ``needs`` lists."""
     runs = []
     for batch in batches:
         given = edits_for_model(lens, edits, n_positions=batch.n_positions)
@@ -196,10 +195,7 @@ def merge_patch_config(
     fields: Mapping[str, Any],
     texts: tuple[Sequences | None, Sequences | None] = (None, None),
 ) -> PatchConfig:
-    """Return ``config`` (or the default one) with each of ``fields`` that is not None put in.
-
-    Its prompts are left out in whose place ``texts``, the clean and the corrupted ones, were given.
-    """
+    """Put ``fields`` that are not None into ``config``, and leave out prompts in whose place ``texts`` were given."""
     given = {name: value for name, value in fields.items() if value is not None}
     given |= {"model": lens.name}
     sides = zip(("clean", "corrupted"), texts, strict=True)
@@ -216,7 +212,7 @@ def merge_patch_config(
 def prepare_runs(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> tuple[RunPair, list[Part], PromptPair]:
-    """Return the two runs, the parts to patch and the pair of prompts; None stands for the configuration's texts."""
+    """Return both runs, the parts to patch and the pair of prompts; None stands for the configuration's texts."""
     config.refuse_no_metric()
     if clean is not None and corrupted is not None:
         refuse_bos_of_ids((clean, corrupted), config.bos)

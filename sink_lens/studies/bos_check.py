@@ -17,8 +17,8 @@ from ..data.token_ids import bos_id, text_ids
 def count_bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     """Count the BOS tokens that a tokenizer puts in front of a text, of a chat, and of a chat tokenised a second time.
 
-    The keys are ``text``, ``chat`` and ``chat_tokenised_again``. The counts of the chat are None if the tokenizer has
-    no chat template that works, and if the template is not rendered; ``chat_not_rendered`` then says why.
+    The counts of the chat are None if the tokenizer has no chat template that works, and if the template is not
+    rendered; ``chat_not_rendered`` then says why.
     """
     token = bos_id(tokenizer)
     found: dict[str, Any] = {
@@ -84,7 +84,6 @@ def _is_assigned(tree: nodes.Template, name: str) -> bool:
 
 
 def bos_counts_text(found: Mapping[str, Any]) -> str:
-    """Say in words how many BOS tokens ``count_bos_in_front`` found."""
     said = f"the tokenizer puts {found['text'] or 'none'} in front of a text"
     if found["chat"] is not None:
         said += f", a chat begins with {found['chat'] or 'none'}"

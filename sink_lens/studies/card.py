@@ -132,7 +132,7 @@ def card(
 
 
 def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return what ``card.json`` holds; ``chain`` is what ``read_chain_answers`` gave. Undefined numbers are None."""
+    """Return what ``card.json`` holds. Undefined numbers are None."""
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = measure_rounding(lens, batch, position=seen.location.sink_position)
     rate = _mean_with_interval(sink_rate_by_sequence(seen), seen)
@@ -201,7 +201,7 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
 
 
 def _round_floats(value: Any, n: int = 4) -> Any:
-    """Round all floats in nested mappings and lists to ``n`` significant digits; nan and infinities become None."""
+    """Round all floats to ``n`` significant digits; nan and infinities become None."""
     if isinstance(value, Mapping):
         return {str(name): _round_floats(one, n) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -377,7 +377,7 @@ def read_chain_answers(folder: str | Path, lens: LensModel, *, bos: bool) -> dic
 
 
 def card_sentence(found: Mapping[str, Any]) -> str:
-    """Return a sentence that says what to keep (sink token, outlier dimensions, BOS), from the card (``found``)."""
+    """Return a sentence that says what to keep: sink token, outlier dimensions, BOS."""
     sink, outliers = found["sink"], [row["dimension"] for row in found["outlier_dimensions"]]
     rate = sink["rate"]
     rated = ""
@@ -440,7 +440,7 @@ def _cost_text(change: Mapping[str, Any]) -> str:
 
 
 def card_text_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the card (``found``) as rows (name, text), which the terminal and the Markdown table show."""
+    """Return the card as rows (name, text), which the terminal and the Markdown table show."""
     sink, rate = found["sink"], found["sink"]["rate"]
     rated = f"{as_text(rate['value'])} {bounds(rate['low'], rate['high'])}".strip()
     bos_needed = {True: "yes", False: "no", None: f"unknown: {found['bos'].get('why', '')}"}

@@ -57,10 +57,7 @@ def compare_models(
     overwrite: bool,
     started: str,
 ) -> Study:
-    """Compare two models on the same sequences, and write the comparison into the run folder ``out``, of kind ``diff``.
-
-    The second model is ``other``, or the one that ``config`` names if None; ``overwrite`` replaces a run in ``out``.
-    """
+    """Compare ``lens`` with ``other``, or with the second model of ``config``, and write a run of kind ``diff``."""
     if other is None or isinstance(other, str | Path):
         second = load(config.others[0], device=config.device, dtype=config.dtype)
     else:
@@ -100,7 +97,7 @@ def compare_models(
 
 
 def refuse_one_model(first: LensModel, second: LensModel) -> None:
-    """Raise InputError if both are one model in memory, with the same weights, configuration and tokenizer."""
+    """Refuse two models that are one in memory, with the same weights, configuration and tokenizer."""
     if (
         _share_memory(first, second)
         and _have_same_weights(first, second)

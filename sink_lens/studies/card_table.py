@@ -97,7 +97,7 @@ def make_table_rows(
     progress: bool = True,
     write: bool = False,
 ) -> list[Row]:
-    """Return a row for each model, whose card is made first, or run folder; arguments and errors as in ``cards``."""
+    """Return a row for each model, whose card is made first, or run folder; as in ``cards``."""
     if not models:
         raise InputError("no model was given; need models, or folders of cards or traces")
     if all(map(is_run_folder, models)):
@@ -131,11 +131,7 @@ def make_table_rows(
 
 
 def read_table_row(run: Run) -> Row:
-    """Return the row (column -> value) of a run in the table of cards; the run is that of a card or of a trace.
-
-    Raises:
-        RunError: the run is neither a card nor a trace, or lacks its summary.
-    """
+    """Return the row of a card or trace in the table of cards; RunError for another run, or one without summary."""
     if run.kind not in ("card", "trace"):
         raise RunError(
             f"{run.folder} holds a run of {safe_line(run.kind)}; need one of card or trace"
@@ -221,11 +217,7 @@ def _float_if_number(value: Any) -> Any:
 
 
 def choose_columns(rows: Sequence[Row], asked: Sequence[str]) -> list[str]:
-    """Return the columns ``asked`` for; else the main ones that a row has, and those in which rows are not alike.
-
-    Raises:
-        InputError: a column that no run has.
-    """
+    """Return the columns ``asked`` for; else the main ones that a row has, and those in which rows are not alike."""
     there = list(dict.fromkeys(name for row in rows for name in row))
     if asked:
         refuse_unknown_names(asked, there, where="columns")
@@ -248,7 +240,7 @@ def _unrounded_table(rows: Sequence[Row], columns: Sequence[str]) -> pd.DataFram
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CardTable:
-    """Table of cards and traces: what ``run_card`` returns for many models; it has no run folder."""
+    """Table of cards and traces, which has no run folder."""
 
     folder: ClassVar[None] = None
     finished: ClassVar[bool] = True
@@ -259,7 +251,6 @@ class CardTable:
 def run_card(
     config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool
 ) -> Study | CardTable:
-    """Make the card, the comparison or the table that the models in ``config`` ask for, in the folder ``out``."""
     if not config.makes_table():
         folder = default_run_folder(config.model) if out is None else out
         return card(config.model, config=config, out=folder, overwrite=overwrite, progress=progress)
@@ -275,7 +266,6 @@ def run_card(
 
 
 def show_card(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFrame]":
-    """Yield the terminal output of a card, a comparison or a table."""
     if isinstance(found, CardTable):
         shown = [[_value_with_interval(row, name) for name in found.columns] for row in found.rows]
         yield pd.DataFrame(shown, columns=found.columns)
@@ -314,12 +304,11 @@ def _value_with_interval(row: Row, name: str) -> str:
 
 
 def answer_of_card(found: Study | CardTable) -> Mapping[str, Any]:
-    """Return the ``--json`` answer of a card, a comparison or a table."""
     if not isinstance(found, CardTable):
         return found.decision
     return {"columns": found.columns, "rows": _unrounded_table(found.rows, found.columns)}
 
 
 def is_loss_above_bound(found: Study | CardTable) -> bool:
-    """Check whether ``found`` is a comparison in which the loss rose by more than the bound; then the command fails."""
+    """Check whether the loss rose by more than the bound; then the command fails."""
     return not isinstance(found, CardTable) and not found.decision.get("within_bound", True)

@@ -366,10 +366,7 @@ def _read_large_dimensions(view: LayerView) -> Tensor:
 
 
 def _read_largest_entry(view: LayerView, *, site: str) -> Tensor:
-    """Return the entry of largest magnitude at a site in each sequence: "batch 4".
-
-    The four numbers are value, position, channel, and magnitude over the token's median magnitude.
-    """
+    """Return value, position, channel, and ratio to the token's median, of each sequence's largest entry: "batch 4"."""
     flat = view[site].flatten(2).float()
     place = flat.abs().masked_fill(~view.valid[..., None], -1.0).flatten(1).argmax(1)
     value = flat.flatten(1).gather(1, place[:, None])[:, 0]

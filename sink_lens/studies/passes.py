@@ -18,11 +18,7 @@ StudyConfig = CardConfig | QuantiseConfig
 
 
 def count_study_passes(config: StudyConfig, sizes: Sizes) -> PassCounts:
-    """Count the forward passes that a study of a model of these sizes makes over its sequences, at most.
-
-    Raises:
-        InputError: the sequences are longer than the model allows.
-    """
+    """Count the forward passes that a study makes over its sequences, at most."""
     if isinstance(config, QuantiseConfig):
         # sinks, clean, weights; on three inputs all and each set; on half channels and controls
         forwards = 3 + 3 * (2 + 2 * len(config.channels)) + 0.5 + config.controls / 2
@@ -39,11 +35,7 @@ def count_study_passes(config: StudyConfig, sizes: Sizes) -> PassCounts:
 
 
 def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
-    """Yield the cost of a card, of a comparison, or of each card that a table needs.
-
-    Raises:
-        InputError: every row of the table is that of a run.
-    """
+    """Yield the cost of a card, of a comparison, or of each card that a table needs; InputError if it needs none."""
     if not config.makes_table():
         yield estimate_cost(config, count_study_passes)
         return
@@ -57,7 +49,6 @@ def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
 
 
 def passes_over_sequences(config: ReadConfig, sizes: Sizes, *, forwards: float) -> PassCounts:
-    """Return the cost of a run that makes ``forwards`` forward passes over all its sequences."""
     check_sequences_fit(
         config, n_context=sizes.header.n_context, has_tokenizer=sizes.header.has_tokenizer
     )

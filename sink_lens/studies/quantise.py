@@ -64,7 +64,7 @@ class FullPrecision:
 
 
 def largest_channels(sizes: Sizes, n: int) -> dict[str, dict[int, list[int]]]:
-    """Return site -> layer -> the ``n`` channels with the largest magnitudes in ``sizes``; empty if ``n`` is 0."""
+    """Return site -> layer -> the ``n`` channels with the largest magnitudes; empty if ``n`` is 0."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items() if n else ():
         found.setdefault(site, {})[layer] = (
@@ -227,10 +227,7 @@ def _channel_rows(
 
 
 def _linear_layers(lens: LensModel, site: str, *, layer: int) -> list[str]:
-    """Return the names, as Hugging Face has them, of the linear layers that read a site; none for the cache or stream.
-
-    Experts, and the projections of a mixer, are not named.
-    """
+    """Name, as Hugging Face does, the linear layers that read a site; not experts, nor projections of a mixer."""
     there = dict(lens.layers[layer].named_modules())
     return [
         f"{lens.family.layers}.{layer}.{path}"
@@ -300,10 +297,7 @@ def _largest_magnitudes(
     sites: Sequence[str],
     batch_size: int | None = None,
 ) -> dict[bool, Sizes]:
-    """Return each channel's largest magnitude in ``part``, by (site, layer).
-
-    The key False has those over all tokens, True those over all tokens but the ``sinks``.
-    """
+    """Return each channel's largest magnitude over all tokens (key False), and over all but the ``sinks`` (True)."""
     size = sequences_per_forward(batch_size, part.n_positions)
     found: dict[tuple[str, int], list[Tensor]] = {}
     for start in range(0, part.n_sequences, size):
@@ -366,7 +360,7 @@ class _TextHalf:
         channels: int = 0,
         draw: int | None = None,
     ) -> dict[str, Any]:
-        """Return a row of ``conditions``: mean loss, difference from the clean loss, and share of the gap closed."""
+        """Return a row of ``conditions``."""
         change = self._paired_change(losses, self.clean)
         closed = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
         if self.is_costly:
@@ -429,7 +423,7 @@ def draw_ordinary_tokens(
     valid: Bool[Tensor, "batch position"],
     generator: torch.Generator,
 ) -> Bool[Tensor, "batch position"]:
-    """Return a mask of random ``valid`` tokens that are no sinks: in each sequence as many as it has sinks."""
+    """Mark random ``valid`` tokens that are no sinks, in each sequence as many as it has sinks."""
     order = torch.rand(sinks.shape, generator=generator, dtype=torch.float32).masked_fill(
         sinks | ~valid, 2.0
     )
@@ -439,7 +433,7 @@ def draw_ordinary_tokens(
 def draw_other_channels(
     sizes: Sizes, *, taken: Channels, n: int, generator: torch.Generator
 ) -> dict[str, dict[int, list[int]]]:
-    """Draw ``n`` random channels per site and layer of ``sizes``, but none that ``taken`` has, in the same form."""
+    """Draw ``n`` random channels per site and layer, none of them in ``taken``."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items():
         gone = set(taken[site][layer])

@@ -42,7 +42,7 @@ def norm_ratio(seen: ObservedModel) -> Float[Tensor, " batch"]:
 
 
 def max_activation(seen: ObservedModel) -> Float[Tensor, " batch"]:
-    """Return for each sequence the largest magnitude of an entry of the residual stream, of any layer and token."""
+    """Return for each sequence the largest magnitude in the residual stream, of any layer and token."""
     return seen.panel["largest:resid_post"][..., 0].abs().amax(0)
 
 

@@ -43,12 +43,7 @@ def resolve_inputs(
     fields: Mapping[str, Any],
     every_layer: bool = True,
 ) -> tuple[C, LensModel, TokenBatch]:
-    """Return the configuration, the model and the sequences of a study from the arguments that its user gave.
-
-    Raises:
-        InputError: the configuration of another study, or a value that cannot be used.
-        ModelError: ``every_layer`` is True, and the model has layers without attention.
-    """
+    """Return a study's configuration, model and sequences; with ``every_layer``, refuse layers without attention."""
     given = None if tokens is None or isinstance(tokens, str) else as_batch(tokens)
     is_named = isinstance(model, str | Path)
     model = model if is_named else as_lens(model)
@@ -146,7 +141,7 @@ def study(
 
 
 def command_of(function: Callable[..., Study]) -> Callable[..., Study]:
-    """Return the function of a study's command, ``run(config, *, out, overwrite, progress)``."""
+    """Return the function of a study's command."""
 
     def run(config: ReadConfig, **how: Any) -> Study:
         how["out"] = how["out"] or default_run_folder(config.model)
@@ -167,7 +162,7 @@ def write_study(
     started: str,
     result: type[Study] = Study,
 ) -> Study:
-    """Return what a study ``found`` on ``batch`` as a ``result``; write it into the run folder ``out``, if given."""
+    """Return what a study ``found`` as a ``result``; write it into the run folder ``out``, if given."""
     frames = {"tokens": decode_tokens(batch, lens.tokenizer)} | dict(found.frames)
     seeds = {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed}
     with (

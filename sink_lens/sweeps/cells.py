@@ -97,11 +97,7 @@ Swept = Grid | Edit | Sequence[OwnCell | Edit]
 
 
 def grid_or_cells(given: Swept) -> What:
-    """Return the grid, or the cells, that a sweep is given.
-
-    Raises:
-        InputError: some edits go over an axis, and others or cells do not.
-    """
+    """Return the grid, or the cells, that a sweep is given; edits over an axis and other cells do not go together."""
     if isinstance(given, Grid):
         return given
     some = [given] if isinstance(given, Edit) else list(given)
@@ -136,7 +132,7 @@ def _grid_of_edit(one: Edit) -> EditGrid:
 
 
 def in_texts(what: What, tokens: TokenBatch) -> What:
-    """Return a grid, or cells, whose positions and keys are those of every text of ``tokens`` (`positions_in_all`)."""
+    """Return a grid, or cells, whose positions and keys are those of every text (`positions_in_all`)."""
     if not isinstance(what, Grid):
         return [replace(one, edits=edits_in_texts(one.edits, tokens)) for one in what]
 
@@ -163,7 +159,7 @@ def in_texts(what: What, tokens: TokenBatch) -> What:
 def cells_of(
     what: What, lens: LensModel, tokens: TokenBatch, *, controls: int = 0, seed: int = 0
 ) -> Cells:
-    """Return the numbered cells of a sweep over ``tokens``, those of a grid or your own, and their random controls.
+    """Return the numbered cells of a sweep over ``tokens``, and their random controls.
 
     A grid says its controls itself; of your own each cell has as many as ``controls``, drawn by ``seed``.
 
@@ -195,7 +191,7 @@ def cells_of(
 
 
 def _columns_of_edits(edits: Sequence[Edit], lens: LensModel) -> dict[str, Any]:
-    """Return the columns that a grid's cells have, beside a name; missing unless all edits have one value of it."""
+    """Return the columns of a grid's cells; missing unless all edits have one value."""
     edits = [one.with_layers_from_start(lens.n_layers) for one in edits]
     values: dict[str, set[Any]] = {
         name: {getattr(one, name) or None for one in edits} for name in ("kind", "site")
@@ -215,7 +211,7 @@ def _random_edits(
 ) -> list[tuple[Edit, ...]]:
     """Return up to ``most`` copies of a cell's edits at random indices of the axis that each names, none of its own.
 
-    Edits of one axis move together: what two of them do at one index, their copies do at one index again.
+    Edits of one axis move together: if two share an index, their copies do.
     """
     places: dict[int, tuple[str, int]] = {}
     own: dict[tuple[str, int], set[int]] = {}
@@ -295,10 +291,7 @@ def _control_numbers(
     every: Sequence[EditSpec],
     most: int,
 ) -> list[int]:
-    """Return the numbers of at most ``most`` random controls for the cell ``spec``; they edit none of its indices.
-
-    ``of_group`` maps a group of cells to the numbers of its controls, which are indices in ``every``.
-    """
+    """Return the numbers, in ``every``, of at most ``most`` controls of the cell's group without its indices."""
     axis = control_axis(spec.part)
     if axis is None or not most:
         return []

@@ -57,7 +57,6 @@ class Job:
         )
 
     def load_engine(self, device: str | None) -> Engine:
-        """Load the model on a device and make the engine; refuse weights that are not those of the sweep."""
         lens = load(self.model, device=device, dtype=self.dtype)
         if weights_hash(lens) != self.weights:
             raise ModelError(
@@ -68,11 +67,11 @@ class Job:
 
 
 def check_engine(engine: str, *, workers: int | None) -> None:
-    """Check that the sweep can be computed with this engine ("local" or "ray"), before anything is written.
+    """Check that the sweep can be computed with this engine before anything is written.
 
     Raises:
-        InputError: Ray is not installed, its cluster at RAY_ADDRESS does not answer (Ray itself would wait minutes), or
-            workers are given without Ray.
+        InputError: Ray is not installed, its cluster does not answer (Ray itself would wait minutes), or workers are
+            given without Ray.
     """
     if engine != "ray":
         if workers is not None:
@@ -116,12 +115,9 @@ def run_on_ray(
     """Compute blocks on a Ray cluster, with a worker per GPU (or per two CPUs), and yield each block with its table.
 
     What is sent there is the job: the model's name, the tokens, the cells and metrics, and the code of functions among
-    them, which Ray runs.
-
-    Ray restarts a worker that died and repeats its block. A worker that waits for resources does not block the others.
-    If Ray is not running in this process, the cluster at ``RAY_ADDRESS`` is joined, or a local one is started.
-    ``workers`` is None to derive their number from the cluster's resources; ``on_gpu`` gives each a GPU. ``advance`` is
-    called with the number of finished cells.
+    them, which Ray runs. Ray restarts a worker that died and repeats its block. A worker that waits for resources does
+    not block the others. If Ray is not running in this process, the cluster at ``RAY_ADDRESS`` is joined, or a local
+    one is started. ``advance`` is called with the number of finished cells.
 
     Raises:
         InputError: cells or metrics cannot be sent, or a GPU is needed and the cluster has none.
@@ -199,7 +195,6 @@ class Worker:
         """Do nothing: Ray answers this call once the worker has started."""
 
     def run(self, block: Block) -> pd.DataFrame:
-        """Compute a block and return its table of values. If the model could not be loaded, raise that error."""
         if self._engine is None:
             assert self._error is not None
             raise self._error

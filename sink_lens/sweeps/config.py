@@ -175,11 +175,6 @@ def read_sweep(path: str | Path, **changes: Any) -> SweepConfig:
 
 
 def config_of_command(settings: Mapping[str, Any], where: str) -> SweepConfig:
-    """Make the configuration of the command ``sweep`` from its settings; ``where`` is their file, for error texts.
-
-    Raises:
-        InputError: no file was given, or what ``sweep_config`` refuses.
-    """
     if not where:
         raise InputError(
             "no file was given; need one that says what to sweep: sink-lens sweep --example > sweep.toml"
@@ -190,11 +185,7 @@ def config_of_command(settings: Mapping[str, Any], where: str) -> SweepConfig:
 def sweep_config(
     given: Mapping[str, Any], *, where: str = "the sweep", **changes: Any
 ) -> SweepConfig:
-    """Make the configuration of a sweep from the content of the file ``where``; fields in ``changes`` win.
-
-    Raises:
-        InputError: a key that is not known, or a value that cannot be used.
-    """
+    """Make the configuration of a sweep from the content of the file ``where``; fields in ``changes`` win."""
     from ..edits.named_metrics import METRICS, MetricSpec
     from .grid import EditGrid, Grid
 

@@ -76,7 +76,6 @@ class EditGrid(OptionLists):
         )
 
     def _edited_site(self) -> str:
-        """Return the site to edit: the chosen one, else the one that this kind of edit always has, else neurons."""
         return self.site or (KINDS[self.kind].site if self.kind in KINDS else None) or "neurons"
 
     def values_and_sizes(
@@ -207,10 +206,7 @@ class Grid:
     ) -> tuple[list[EditSpec], dict[Group, list[EditSpec]]]:
         """Return the cells' edits, and group -> random controls. A group is the cells that share controls.
 
-        Args:
-            model: the model, or its sizes.
-            n_positions: tokens of the longest sequence.
-            shortest: tokens of the shortest one, beyond which no control is drawn; None if all are as long.
+        Sequences have ``shortest`` to ``n_positions`` tokens; no control is drawn beyond the shortest.
 
         Raises:
             InputError: no edits, too many cells, the same cell twice; and what ``EditGrid.specs`` raises.
@@ -263,7 +259,7 @@ def control_group(spec: EditSpec, *, axis: str) -> Group:
 
 
 def control_axis(part: Part) -> str | None:
-    """Return the axis whose indices a control draws: the first of unit, head, position that ``part`` names, or None."""
+    """Return the axis whose indices a control draws: the first of unit, head, position that ``part`` names."""
     return next(
         (axis for axis in ("unit", "head", "position") if part.indices_on(axis) is not None), None
     )

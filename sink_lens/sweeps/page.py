@@ -11,12 +11,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sink_lens.edits.effect_table import lacks_controls, rows_beyond_chance
-from sink_lens.errors import RunError
-from sink_lens.records import Run
-from sink_lens.report.diagram import Style
-from sink_lens.report.page import INTERVALS, Drawn, Listed, Page, PageTable, ci_texts, page_table
-from sink_lens.report.style import (
+from ..edits.effect_table import lacks_controls, rows_beyond_chance
+from ..errors import RunError
+from ..records import Run
+from ..report.diagram import Style
+from ..report.page import INTERVALS, Drawn, Listed, Page, PageTable, ci_texts, page_table
+from ..report.style import (
     BLUE,
     FONT,
     INK,
@@ -32,17 +32,17 @@ from sink_lens.report.style import (
     with_serifs,
     without_formulas,
 )
-from sink_lens.schema import FEW
-from sink_lens.stats import sort_by_magnitude
-from sink_lens.sweeps import words
-from sink_lens.sweeps.words import (
+from ..schema import FEW
+from ..stats import sort_by_magnitude
+from ..text import as_text, safe_line, site_label
+from . import words
+from .words import (
     MARK,
     cell_name,
     few_sequences_note,
     metric_names,
     n_failed_cells,
 )
-from sink_lens.text import as_text, safe_line, site_label
 
 _MOST_NAMED = 40
 """More cells than these are not all named in the forest plot."""
@@ -57,7 +57,7 @@ _PURE = ("effect_in_sds", "corrected_p", "n", "n_controls")
 
 
 def swept_columns(frame: pd.DataFrame) -> list[str]:
-    """Return the columns that can be an axis of a figure: those with numbers, no blanks and more than one value."""
+    """Return the columns with numbers, no blanks and more than one value."""
     found = []
     for name in ("layer", "position", "head", "unit", "key", "factor", "seed"):
         if name in frame.columns:
@@ -79,7 +79,6 @@ def effect_figure(
 
     With three swept axes or more, a pixel shows the value of largest magnitude along the axes that are not drawn. If a
     few values are more than twice as large as all others, colours end at the others' and these are marked.
-    ``frame`` has one metric's rows; the column ``value`` is drawn. ``width`` is in inches.
 
     Raises:
         RunError: nothing was swept over numbers, or the frame has no such column.
@@ -129,7 +128,6 @@ def effect_figure(
 
 
 def _value_label(frame: pd.DataFrame, value: str) -> str:
-    """Return the words for a column at an axis: which metric it is of, and its unit."""
     words = value.replace("_", " ")
     if "metric" in frame.columns and len(frame):
         words += f"{' on' if value == 'effect' else ','} {safe_line(frame['metric'].iloc[0])}"
@@ -142,11 +140,7 @@ def _unit_text(frame: pd.DataFrame) -> str:
 
 
 def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataFrame, list[str]]]:
-    """Return (name, rows, swept axes) for each panel that draws ``value``; a panel has one kind of edit at one site.
-
-    Raises:
-        RunError: nothing was swept over numbers, or the frame has no such column.
-    """
+    """Return (name, rows, swept axes) for each panel that draws ``value``; one kind of edit at one site has a panel."""
     if value not in frame.columns:
         raise RunError(
             f"there is no column {value!r}; need one of {', '.join(map(str, frame.columns))}"
@@ -222,10 +216,7 @@ def _least_effect(run: Run) -> float:
 
 
 def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
-    """Draw every cell's effect with its interval, sorted by magnitude; an effect that may be chance is grey.
-
-    ``rows`` are one metric's of a sweep; those of cells with controls have control_effect, over_low and over_high.
-    """
+    """Draw every cell's effect on a metric with its interval, sorted by magnitude; one that may be chance is grey."""
     rows = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
     rows = sort_by_magnitude(rows, "effect")
     told_apart = rows_beyond_chance(rows)
@@ -292,7 +283,7 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
 
 
 def _split_names(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Split names of cells at commas into the parts that all begin with, as one text, and what is left of each."""
+    """Split names of cells at commas: return the parts that all begin with, as one text, and what is left of each."""
     parts = [name.split(", ") for name in names]
     same = 0
     while all(len(one) > same + 1 and one[same] == parts[0][same] for one in parts):

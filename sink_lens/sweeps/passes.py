@@ -10,7 +10,7 @@ _BESIDE = 8
 
 
 def count_sweep_passes(config: SweepConfig, sizes: Sizes) -> PassCounts | None:
-    """Estimate a sweep's forward passes and memory; None if prompts are given and the tokenizer's file is missing.
+    """Estimate a sweep's forward passes and memory; None if the tokenizer's file is missing for prompts.
 
     Raises:
         InputError: what ``sweep`` would refuse, as far as it is known.

@@ -65,11 +65,7 @@ class AmplifyOptions(IsolateOptions):
 
 
 def isolation_sweep(settings: Mapping[str, Any], where: str) -> SweepConfig:
-    """Make the sweep in which each target position sees only itself; ``where`` is the settings' file, for error texts.
-
-    Raises:
-        InputError: a value that cannot be used, or prompts without a target position.
-    """
+    """Make the sweep in which each target position sees only itself."""
     return _sweep(IsolateOptions(**settings), kind="isolate")
 
 

@@ -116,7 +116,7 @@ class SweepResult(Result):
 
 
 def values_by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
-    """Return the values of the first ``n`` cells, which are no controls, as sorted rows; a failed cell has none."""
+    """Return the values of the first ``n`` cells, which are no controls; a failed cell has none."""
     read = numbers["metric"].notna() & numbers["metric"].ne("") & numbers["cell"].lt(n)
     found = pd.DataFrame(numbers.loc[read, ["cell", "sequence", "metric", "value"]])
     return found.sort_values(by=["metric", "cell", "sequence"]).reset_index(drop=True)
@@ -149,10 +149,7 @@ def effect_tables(
     metrics: Sequence[Metric],
     generator: np.random.Generator,
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Compare each cell with the baseline run: return a table of cells and one of controls, a row per cell and metric.
-
-    ``values`` and ``baseline`` have each metric on each sequence; ``generator`` draws the bootstrap of the intervals.
-    """
+    """Compare each cell with the baseline run: a table of cells and one of controls, a row per cell and metric."""
     number, n = values["cell"].to_numpy(dtype=int), len(cells.every)
     failed = values["error"].notna().to_numpy(dtype=bool)
     errors: list[str | None] = [None] * n

@@ -165,7 +165,6 @@ class _Request:
         patience: float = 0,
         part: Mapping[str, Any] | None = None,
     ) -> RunWriter:
-        """Open the folder of the sweep, or of its shard with the number in ``part``; ``overwrite`` replaces its run."""
         return create_run(
             folder,
             kind="sweep",
@@ -181,7 +180,7 @@ class _Request:
     def begin(self, writer: RunWriter) -> tuple[Job, Engine]:
         """Return what Ray's workers and this process compute blocks with; write the plan and the baseline run's table.
 
-        The plan says how cells share forwards. If the folder has a plan already, it is used again.
+        The plan says how cells share forwards; one that the folder has is used again.
         """
         to_run, metrics = (
             self.cells.every,
@@ -273,7 +272,6 @@ class _Request:
 
     @cached_property
     def provenance(self) -> dict[str, Any]:
-        """Facts on model, tokens, means and seeds as dicts, lists and numbers, for ``run.json``."""
         found = describe_provenance(self.lens, self.batch, kernel="eager")
         found |= {"means": self.mean_sentences} if self.mean_sentences else {}
         seeds = {"tokens": self.batch.seed, "bootstrap": self.how.seed}
@@ -281,7 +279,7 @@ class _Request:
 
     @cached_property
     def mean_sentences(self) -> list[str]:
-        """For each kind of mean ablation in the grid, a sentence on the tokens that its mean is taken over."""
+        """Sentences on the tokens that the grid's kinds of mean are taken over."""
         kinds = {one.kind for one in self.what.edits} if isinstance(self.what, Grid) else set()
         return [
             tokens_to_average(self.lens, self.batch, mean).words for mean in MEANS if mean in kinds
@@ -297,7 +295,7 @@ def _run_blocks(
     how: SweepConfig,
     progress: bool,
 ) -> None:
-    """Compute the ``blocks`` that the folder lacks, here by ``own`` or on a cluster by ``job``; write each table."""
+    """Compute and write the ``blocks`` that the folder lacks, here by ``own`` or on a cluster by ``job``."""
     todo = [
         block
         for block in blocks

@@ -102,10 +102,7 @@ def _too_few_sentence(rows: pd.DataFrame) -> str:
 def sweep_sentences(
     frame: pd.DataFrame, *, least: float = 0.0, means: Sequence[object] = ()
 ) -> list[str]:
-    """Return the sentences below the title, on the baseline, the second largest change, further metrics and failures.
-
-    ``frame`` is the table of cells, ``least`` the smallest effect that counts as a change, in standard deviations.
-    """
+    """Return the sentences below the title; a change of at least ``least`` standard deviations counts."""
     said = []
     for at, metric in enumerate(metric_names(frame)):
         rows, found = _rows_of_metric(frame, metric), changed_rows(frame, metric, least=least)
@@ -194,7 +191,7 @@ def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
 
 
 def _sds_text(frame: pd.DataFrame, least: float) -> str:
-    """Return the least effect in words, with what its standard deviation is of in ``frame``."""
+    """Return the least effect in words, and whose standard deviation it is in."""
     counts = frame["n_controls"].fillna(0).to_numpy(float)
     of = ["the effects of random edits"] * bool((counts > 1).any())
     of += ["the baseline over sequences" + " for edits without these" * len(of)] * (
@@ -204,7 +201,7 @@ def _sds_text(frame: pd.DataFrame, least: float) -> str:
 
 
 def few_sequences_note(frame: pd.DataFrame) -> str:
-    """Return a sentence that warns of intervals over too few sequences; "" if the table ``frame`` has none."""
+    """Return a sentence that warns of intervals over too few sequences; "" if there are none."""
     counts = frame.loc[frame["n"].gt(0) & frame["n"].lt(FEW), "n"]
     if counts.empty:
         return ""
@@ -233,7 +230,7 @@ def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFr
 
 
 def effect_text(row: Mapping[Any, Any]) -> str:
-    """Return an effect and its interval as text; † marks an interval over few sequences."""
+    """Return an effect and its interval as text."""
     marked = MARK if 0 < row.get("n", FEW) < FEW else ""
     return f"{as_text(float(row['effect']))} {interval_text(row['ci_low'], row['ci_high'])}{marked}"
 

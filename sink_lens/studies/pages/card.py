@@ -3,8 +3,8 @@
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.records import Run
-from sink_lens.report.page import (
+from ...records import Run
+from ...report.page import (
     Drawn,
     Listed,
     Page,
@@ -16,7 +16,7 @@ from sink_lens.report.page import (
     table_maker,
     table_reader,
 )
-from sink_lens.report.style import (
+from ...report.style import (
     BLUE,
     ORANGE,
     log_scale,
@@ -25,7 +25,7 @@ from sink_lens.report.style import (
     set_integer_ticks,
     without_formulas,
 )
-from sink_lens.text import capitalise, interval_text, join_and, percent, safe_line
+from ...text import capitalise, interval_text, join_and, percent, safe_line
 
 _LOSSES = {
     "clean": "as it is",

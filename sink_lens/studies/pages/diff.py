@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pandas as pd
 
-from sink_lens.records import Run
-from sink_lens.report.page import (
+from ...records import Run
+from ...report.page import (
     Listed,
     Page,
     PageTable,
@@ -15,11 +15,11 @@ from sink_lens.report.page import (
     summary_lines,
     table_maker,
 )
-from sink_lens.text import as_text, interval_text, label_parts, safe_line
+from ...text import as_text, interval_text, label_parts, safe_line
 
 
 def name_neurons(rows: pd.DataFrame) -> pd.DataFrame:
-    """Write neurons as ``L11.N1229`` in the rows of ``changes`` that hold indices; leave texts unchanged."""
+    """Write neurons as ``L11.N1229`` in the rows of ``changes`` that hold indices."""
     shown = {
         name: [
             label_parts(text) if unit == "index" and not pd.isna(text) else text

@@ -5,8 +5,8 @@ from typing import Any
 
 import pandas as pd
 
-from sink_lens.records import Result, Run
-from sink_lens.report.page import (
+from ...records import Result, Run
+from ...report.page import (
     INTERVALS,
     Listed,
     Page,
@@ -16,7 +16,7 @@ from sink_lens.report.page import (
     rest_note,
     summary_lines,
 )
-from sink_lens.text import as_ranges, name_in_words, percent, plural, safe_line
+from ...text import as_ranges, name_in_words, percent, plural, safe_line
 
 _COLUMNS = [
     "part",
@@ -137,7 +137,6 @@ _SHOWN = 8
 
 
 def show_quantise(found: Result) -> Iterator[str | pd.DataFrame]:
-    """Yield the terminal output: the headline, and the conditions on held-out text without random sets."""
     yield found.headline
     held_out = found.tables["conditions"].query("part == 'judge' and kept != 'random'")
     columns = (

@@ -79,11 +79,6 @@ class TokensConfig(ReadConfig):
 
 
 def count_token_passes(config: TokensConfig, sizes: "estimate.Sizes") -> "estimate.PassCounts":
-    """Return the cost for a model of these sizes: one forward pass over all sequences.
-
-    Raises:
-        InputError: sequences that the model cannot take.
-    """
     from ..passes import passes_over_sequences
 
     return passes_over_sequences(config, sizes, forwards=1)

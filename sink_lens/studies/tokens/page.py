@@ -7,9 +7,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.errors import RunError
-from sink_lens.records import Result, Run
-from sink_lens.report.page import (
+from ...errors import RunError
+from ...records import Result, Run
+from ...report.page import (
     Drawn,
     Listed,
     Page,
@@ -18,7 +18,7 @@ from sink_lens.report.page import (
     rest_note,
     table_reader,
 )
-from sink_lens.report.style import (
+from ...report.style import (
     BLUE,
     COLOURS,
     MARKS,
@@ -31,7 +31,7 @@ from sink_lens.report.style import (
     set_integer_ticks,
     without_formulas,
 )
-from sink_lens.text import as_text, capitalise, join_and, percent, plural, token_text
+from ...text import as_text, capitalise, join_and, percent, plural, token_text
 
 
 def _histogram_figure(run: Run) -> tuple[str, Figure]:
@@ -302,7 +302,6 @@ TOKENS = Page(
 
 
 def show_tokens(found: Result) -> Iterator[str | PageTable]:
-    """Yield the terminal output: numbers of sinks and massive tokens, the strongest token ids, large dimensions."""
     yield found.headline
     yield page_table(found.tables["agreement"], AGREEMENT)
     ids = {
@@ -319,7 +318,6 @@ def show_tokens(found: Result) -> Iterator[str | PageTable]:
 
 
 def answer_of_tokens(found: Result) -> dict[str, Any]:
-    """Return the ``--json`` answer: the sentences and the short tables."""
     ids = found.tables["token_ids"]
     names = ("thresholds", "agreement", "dimensions")
     marked = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]

@@ -138,10 +138,7 @@ class _PassReadings:
         ]
 
     def _read_attention(self, view: LayerView) -> Tensor:
-        """Return the mean attention that each token receives from sampled later queries: "batch position 2".
-
-        The first entry is the attention itself, the second is in fair shares (times the number of keys that are seen).
-        """
+        """Return the mean attention that each token receives from sampled later queries, and it in fair shares."""
         shares = self.received.add(view)
         rows = self.received.rows.to(shares.device)
         reach = None if view.reach is None or view.reach > shares.shape[2] else view.reach
@@ -182,7 +179,7 @@ class _PassReadings:
     def outlier_dimensions(self) -> dict[tuple[int, int], tuple[int, ...]]:
         """Return (sequence, position) -> the fewest dimensions that hold the share ``energy_frac`` of its squared norm.
 
-        Tokens that need more than ``max_outliers`` dimensions are left out.
+        Tokens that need more than ``max_outliers`` are left out.
         """
         assert self.top is not None
         count = (self.top.shape[-1] - 1) // 2
@@ -262,7 +259,7 @@ def _mark_tokens(
 
 
 def is_delimiter(text: str, token_id: int, special: frozenset[int]) -> bool:
-    """Check if a token is a delimiter: its id is in ``special``, or its text has no letter or digit."""
+    """Check if a token is special, or its text has no letter or digit."""
     return token_id in special or not any(character.isalnum() for character in text)
 
 
@@ -306,7 +303,7 @@ def _token_id_rows(every: pd.DataFrame) -> pd.DataFrame:
 def outlier_dimension_table(
     outliers: pd.DataFrame, every: pd.DataFrame, *, coverage: float
 ) -> pd.DataFrame:
-    """Return the table ``dimensions``: dimensions that are outliers on most ordinary tokens, or on most marked ones."""
+    """Return the dimensions that are outliers on most ordinary tokens, or on most marked ones."""
     marked = every["sink"].to_numpy(bool) | every["massive"].to_numpy(bool)
     places, of_entries = (
         list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))
