@@ -1,8 +1,6 @@
 """``card``: what somebody who adopts a checkpoint must know of its sinks, on one page and in one JSON object.
 
-Everything on a card is measured on the model's own tokens in a few passes: where the sink is, whether BOS is needed,
-which dimensions are outliers and what writes them, how large activations get, and what removing the outliers costs. A
-card holds no path and no time, and numbers of four digits: the same model on the same tokens gives the same bytes.
+A card holds no path and no time, and numbers of four digits: the same model on the same tokens gives the same bytes.
 """
 
 import math
@@ -107,9 +105,8 @@ def card(
         CardConfig, model, config=config, tokens=tokens, fields=fields, every_layer=False
     )
     if len(config.others) > 1:
-        count = 1 + len(config.others)
         raise InputError(
-            f"{count} models were given; need one, or two to compare. sink_lens.studies.cards takes more"
+            f"{1 + len(config.others)} models were given; need one, or two to compare. sink_lens.studies.cards takes more"
         )
     config.makes_table()  # refuses an option that nothing would read
     to = {"out": out, "overwrite": overwrite, "started": started}
@@ -139,8 +136,8 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
     keep, marked = found_sink_positions(seen), seen.marked_tokens("attention")
     losses = {"clean": seen.losses}
     if seen.outlier_dimensions:
-        ways = (("zeroed", False), ("mean_aligned", True))
-        losses |= {name: seen.loss_with_outliers_ablated(to_mean=to_mean) for name, to_mean in ways}
+        losses["zeroed"] = seen.loss_with_outliers_ablated(to_mean=False)
+        losses["mean_aligned"] = seen.loss_with_outliers_ablated(to_mean=True)
     found = {
         "schema": CARD_SCHEMA,
         "sink_lens": version("sink-lens"),
@@ -149,10 +146,10 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
             "family": lens.family.architecture,
             "weights_sha256": weights_hash(lens),
             "dtype": str(lens.dtype).removeprefix("torch."),
-            **{
-                name: getattr(lens, name)
-                for name in ("n_layers", "n_heads", "n_kv_heads", "d_model")
-            },
+            "n_layers": lens.n_layers,
+            "n_heads": lens.n_heads,
+            "n_kv_heads": lens.n_kv_heads,
+            "d_model": lens.d_model,
             "notes": [*lens.notes, *([] if rounded is None else [rounded.sentence()])],
         },
         "measured_on": {
@@ -200,25 +197,23 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
     return {"schema": found.pop("schema"), "sentence": card_sentence(found)} | found
 
 
-def _round_floats(value: Any, n: int = 4) -> Any:
-    """Round all floats to ``n`` significant digits; nan and infinities become None."""
+def _round_floats(value: Any) -> Any:
+    """Round all floats to four significant digits; nan and infinities become None."""
     if isinstance(value, Mapping):
-        return {str(name): _round_floats(one, n) for name, one in value.items()}
+        return {str(name): _round_floats(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_round_floats(one, n) for one in value]
+        return [_round_floats(one) for one in value]
     if isinstance(value, float):
-        return float(f"{value:.{n}g}") if math.isfinite(value) else None
+        return float(f"{value:.4g}") if math.isfinite(value) else None
     return value
 
 
 def _mean_with_interval(samples: Tensor, seen: ObservedModel) -> dict[str, Any]:
-    rows = samples.double().numpy()
-    rows = rows[~np.isnan(rows)]
+    rows = samples[~samples.isnan()].double().numpy()
     if not len(rows):
         return dict.fromkeys(("value", "low", "high"), math.nan) | {"n": 0}
-    return _interval_fields(
-        mean_interval(rows, generator=np.random.default_rng(seen.seed), n_resamples=1000)
-    )
+    rng = np.random.default_rng(seen.seed)
+    return _interval_fields(mean_interval(rows, generator=rng, n_resamples=1000))
 
 
 def _interval_fields(found: Interval) -> dict[str, Any]:
@@ -226,14 +221,11 @@ def _interval_fields(found: Interval) -> dict[str, Any]:
 
 
 def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
-    tokens = seen.tokens.tokens.cpu()
-    valid = seen.tokens.valid.cpu()
-    valid[torch.arange(len(valid)), seen.tokens.lengths.cpu() - 1] = (
-        False  # nothing attends to the last token
-    )
+    tokens, valid, known = seen.tokens.tokens.cpu(), seen.tokens.valid.cpu(), seen.lens.tokenizer
+    # nothing attends to the last token
+    valid[torch.arange(len(valid)), seen.tokens.lengths.cpu() - 1] = False
     ids, counts = tokens[seen.marked_tokens("attention")].unique(return_counts=True)
     order = counts.argsort(descending=True, stable=True)[:_MOST_LISTED]
-    known = seen.lens.tokenizer
     rows = []
     for token, count in zip(ids[order].tolist(), counts[order].tolist(), strict=True):
         text = f"<{token}>" if known is None else str(known.decode([token]))
@@ -245,44 +237,42 @@ def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _compare_bos_losses(seen: ObservedModel) -> dict[str, Any]:
-    tokenizer = seen.lens.tokenizer
-    token = None if tokenizer is None else bos_id(tokenizer)
-    if tokenizer is None or token is None:
-        return {
-            "needed": None,
-            "why": "the tokenizer has no BOS token" if tokenizer else "the model has no tokenizer",
-        }
-    in_front = {"in_front": count_bos_in_front(tokenizer)}
-    if seen.tokens.bos:
+    tokenizer, batch, n_context = seen.lens.tokenizer, seen.tokens, seen.lens.n_context
+    if tokenizer is None:
+        return {"needed": None, "why": "the model has no tokenizer"}
+    token = bos_id(tokenizer)
+    if token is None:
+        return {"needed": None, "why": "the tokenizer has no BOS token"}
+    found: dict[str, Any] = {"in_front": count_bos_in_front(tokenizer), "needed": None}
+    if batch.bos:
         with_bos = seen.token_losses[:, 1:]
-        without = _measure_token_losses(seen, seen.tokens.without_bos())
+        without = _measure_token_losses(seen, batch.without_bos())
+    elif bool(begins_with_bos(batch, tokenizer).any()):
+        return found | {"why": "some of the sequences begin with BOS, and others do not"}
+    elif n_context is not None and batch.n_positions >= n_context:
+        return found | {"why": "the sequences fill the model's context; BOS does not fit in front"}
     else:
-        if bool(begins_with_bos(seen.tokens, tokenizer).any()):
-            return in_front | {
-                "needed": None,
-                "why": "some of the sequences begin with BOS, and others do not",
-            }
-        if seen.lens.n_context is not None and seen.tokens.n_positions >= seen.lens.n_context:
-            return in_front | {
-                "needed": None,
-                "why": "the sequences fill the model's context; BOS does not fit in front",
-            }
-        with_bos = _measure_token_losses(seen, seen.tokens.with_bos(token))[:, 1:]
+        with_bos = _measure_token_losses(seen, batch.with_bos(token))[:, 1:]
         without = seen.token_losses
     more, less = without.nanmean(1), with_bos.nanmean(1)
-    change = paired_difference(
-        more.numpy(), less.numpy(), generator=np.random.default_rng(seen.seed)
-    )
-    needed = bool(change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0)
-    told = needed or change.high < WORTH_KEEPING_NATS
-    why = f"leaving it out may cost less or more than {WORTH_KEEPING_NATS} nats"
-    return in_front | {
-        **({"needed": needed} if told else {"needed": None, "why": why}),
+    change = _paired_change(more, less, seen)
+    if change.estimate >= WORTH_KEEPING_NATS and not change.low <= 0:
+        found["needed"] = True
+    elif change.high < WORTH_KEEPING_NATS:
+        found["needed"] = False
+    else:
+        found["why"] = f"leaving it out may cost less or more than {WORTH_KEEPING_NATS} nats"
+    return found | {
         "token": {"id": token, "text": safe_line(str(tokenizer.decode([token])), limit=24)},
         "loss_with_nats": float(less.nanmean()),
         "loss_without_nats": float(more.nanmean()),
         "cost_without_nats": _interval_fields(change),
     }
+
+
+def _paired_change(losses: Tensor, baseline: Tensor, seen: ObservedModel) -> Interval:
+    rng = np.random.default_rng(seen.seed)
+    return paired_difference(losses.double().numpy(), baseline.double().numpy(), generator=rng)
 
 
 def _measure_token_losses(seen: ObservedModel, batch: TokenBatch) -> Float[Tensor, "batch target"]:
@@ -333,12 +323,8 @@ def _largest_activation_rows(seen: ObservedModel) -> list[dict[str, Any]]:
 
 
 def _loss_with_change(losses: Tensor, seen: ObservedModel) -> dict[str, Any]:
-    change = paired_difference(
-        losses.double().numpy(),
-        seen.losses.double().numpy(),
-        generator=np.random.default_rng(seen.seed),
-    )
-    return _mean_with_interval(losses, seen) | {"change": _interval_fields(change)}
+    change = _interval_fields(_paired_change(losses, seen.losses, seen))
+    return _mean_with_interval(losses, seen) | {"change": change}
 
 
 def read_chain_answers(folder: str | Path, lens: LensModel, *, bos: bool) -> dict[str, Any]:
@@ -379,57 +365,49 @@ def read_chain_answers(folder: str | Path, lens: LensModel, *, bos: bool) -> dic
 def card_sentence(found: Mapping[str, Any]) -> str:
     """Return a sentence that says what to keep: sink token, outlier dimensions, BOS."""
     sink, outliers = found["sink"], [row["dimension"] for row in found["outlier_dimensions"]]
-    rate = sink["rate"]
+    rate, to_no_key = sink["rate"], sink["to_no_key"]["value"] or 0
     rated = ""
     if rate["value"] is not None:
         ends = bounds(rate["low"], rate["high"], shown=percent)
         rated = f"{percent(rate['value'])} {ends} of heads".replace("  ", " ")
-    parts = []
     if sink["found"] and rated:
         place, *others = sink["positions"]
         weaker = join_and(f"position {one}" for one in others)
-        also = f", and those at {weaker}, weaker sinks" if others else ""
-        parts.append(f"Keep the token at position {place}: it is the sink of {rated}{also}")
-    elif (sink["to_no_key"]["value"] or 0) > 0.05:
-        parts.append(
-            f"Keep no token: the heads have learned sink logits, which take {percent(sink['to_no_key']['value'])}"
-        )
-    elif rate["value"] is None:
-        parts.append(
-            "Whether the first token is a sink cannot be told: the attention windows or the sequences are too short"
-        )
+        also = f", and those at {weaker}, weaker sinks" * bool(others)
+        said = f"Keep the token at position {place}: it is the sink of {rated}{also}"
+    elif to_no_key > 0.05:
+        said = f"Keep no token: the heads have learned sink logits, which take {percent(to_no_key)}"
+    elif rated:
+        said = f"No position is a sink to keep: {rated} attend to the first token"
     else:
-        parts.append(f"No position is a sink to keep: {rated} attend to the first token")
+        said = "Whether the first token is a sink cannot be told: the attention windows or the sequences are too short"
+    parts = [said]
     if sink["tokens"] and not sink["found"]:
         parts.append(f"the sink tokens are {_sink_tokens_text(sink)}")
     if outliers:
         zeroed, mean = (found["loss"][way]["change"] for way in ("zeroed", "mean_aligned"))
         cost = _cost_text(zeroed)
-        named = f"{'dimension' if len(outliers) == 1 else 'dimensions'} {join_and(outliers)}"
+        named = f"outlier dimension{'s' * (len(outliers) > 1)} {join_and(outliers)}"
         low, value, high = (zeroed[end] for end in ("low", "value", "high"))
         if low is None or high is None:  # one sequence has no interval
             shown, nothing = True, False
         else:
             shown, nothing = low > 0 or high < 0, max(-low, high) < WORTH_KEEPING_NATS
         if value is not None and abs(value) >= WORTH_KEEPING_NATS and shown:
-            mean = _cost_text(mean)
-            parts.append(f"zeroing its outlier {named} {cost}, putting their mean in place {mean}")
+            said = f"zeroing its {named} {cost}, putting their mean in place {_cost_text(mean)}"
         elif nothing:
-            parts.append(f"nothing hangs on its outlier {named}: zeroing {cost}")
+            said = f"nothing hangs on its {named}: zeroing {cost}"
         else:
-            parts.append(
-                f"whether anything hangs on its outlier {named} is not shown: zeroing {cost}"
-            )
+            said = f"whether anything hangs on its {named} is not shown: zeroing {cost}"
+        parts.append(said)
     bos = found["bos"]
     if "cost_without_nats" in bos:
         said = {
             True: "begin with BOS",
             False: "BOS is not needed",
             None: "whether BOS is needed is not shown",
-        }
-        parts.append(
-            f"{said[bos['needed']]}: leaving it out {_cost_text(bos['cost_without_nats'])}"
-        )
+        }[bos["needed"]]
+        parts.append(f"{said}: leaving it out {_cost_text(bos['cost_without_nats'])}")
     return "; ".join(parts) + "."
 
 
@@ -459,17 +437,14 @@ def card_text_rows(found: Mapping[str, Any]) -> list[tuple[str, str]]:
         f"{VERDICTS.get(verdict, '?')} {link}"
         for link, verdict in found["chain"].get("links", {}).items()
     ]
+    in_front = found["bos"].get("in_front")
     return [
         ("Sink positions", join_and(sink["positions"]) or "none"),
         ("Sink tokens", _sink_tokens_text(sink)),
         (f"Sink rate (threshold {as_text(rate['threshold'])})", rated),
         ("A KV cache must keep", _kv_cache_text(found["cache"])),
         ("BOS needed", bos_needed[found["bos"]["needed"]]),
-        *(
-            [("BOS in front", bos_counts_text(found["bos"]["in_front"]))]
-            if "in_front" in found["bos"]
-            else []
-        ),
+        *([("BOS in front", bos_counts_text(in_front))] if in_front else []),
         ("Outlier dimensions", "; ".join(outliers) or "none"),
         ("Residual sinks", join_and(row["dimension"] for row in found["residual_sinks"]) or "none"),
         ("Makers", "; ".join(_writers_text(row) for row in found["writers"]) or "none"),
@@ -486,25 +461,24 @@ def _writers_text(row: Mapping[str, Any]) -> str:
         units = [(said, ("", row[site])) for _, site, said in _SUBLAYERS if site in row]
     kinds: dict[str, list[str]] = {}
     for name, (unit, share) in units:
-        named = neuron_name(int(row["layer"]), int(unit)) if name == "neurons" else f"{unit}"
-        kinds.setdefault("" if name == "neurons" else name, []).append(
-            f"{named} ({percent(float(share))})".strip()
-        )
-    told = "; ".join(f"{name} {', '.join(each)}".strip() for name, each in kinds.items())
+        kind, named = name, str(unit)
+        if name == "neurons":
+            kind, named = "", neuron_name(int(row["layer"]), int(unit))
+        kinds.setdefault(kind, []).append(f"{named} ({percent(float(share))})".strip())
+    told = "; ".join(f"{kind} {', '.join(each)}".strip() for kind, each in kinds.items())
     return f"layer {row['layer']}: {told} of the growth of dimension {row['dimension']}"
 
 
 def _sink_tokens_text(sink: Mapping[str, Any]) -> str:
-    if not sink["tokens"]:
+    tokens = sink["tokens"]
+    if not tokens:
         return "none"
-    if sink["at_first_position"] == 1 and len(sink["tokens"]) > 1:
-        count = sum(row["sinks"] for row in sink["tokens"])
-        more = " or more" if len(sink["tokens"]) == _MOST_LISTED else ""
-        return (
-            f"{len(sink['tokens'])}{more} different ones at position 0, in {count}{more} sequences"
-        )
+    if sink["at_first_position"] == 1 and len(tokens) > 1:
+        count = sum(row["sinks"] for row in tokens)
+        more = " or more" * (len(tokens) == _MOST_LISTED)
+        return f"{len(tokens)}{more} different ones at position 0, in {count}{more} sequences"
     return join_and(
-        f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in sink["tokens"]
+        f"{row['text']} ({row['id']}, {row['sinks']} of {row['occurs']})" for row in tokens
     )
 
 
@@ -525,20 +499,8 @@ def _card_markdown(found: Mapping[str, Any]) -> str:
         f"{on['sequences']} sequences of {on['length']} tokens ({_escape_for_markdown(on['source'])}, {bos})."
     )
     notes = [f"Note: {_escape_for_markdown(note)}." for note in found["model"]["notes"]]
-    parts = [
-        "## Attention sinks",
-        "",
-        found["sentence"],
-        "",
-        "| | |",
-        "| --- | --- |",
-        *lines,
-        "",
-        made,
-        *notes,
-        "",
-    ]
-    return "\n".join(parts)
+    head = f"## Attention sinks\n\n{found['sentence']}\n\n| | |\n| --- | --- |"
+    return "\n".join([head, *lines, "", made, *notes, ""])
 
 
 _LOSSES = {
@@ -550,10 +512,10 @@ _LOSSES = {
 
 
 def _loss_text(row: Mapping[str, Any]) -> str:
-    change = row["change"]
-    text = f"{as_text(row['value'])} {bounds(row['low'], row['high'])}".strip()
-    changed = f"; change {as_text(change['value'])} {bounds(change['low'], change['high'])}"
-    return text + changed if change["value"] else text
+    text, changed = (
+        f"{as_text(one['value'])} {bounds(one['low'], one['high'])}" for one in (row, row["change"])
+    )
+    return f"{text.strip()}; change {changed}" if row["change"]["value"] else text.strip()
 
 
 def _escape_for_markdown(text: Any) -> str:
@@ -572,10 +534,13 @@ def _card_tables(seen: ObservedModel, made: Mapping[str, Any]) -> dict[str, pd.D
         for row in made["residual_sinks"]
     ]
     losses = [
-        {"condition": name, "loss_nats": row["value"], "n": row["n"]}
-        | {
-            f"change_{to}": row["change"][end]
-            for end, to in (("value", "nats"), ("low", "low"), ("high", "high"))
+        {
+            "condition": name,
+            "loss_nats": row["value"],
+            "n": row["n"],
+            "change_nats": row["change"]["value"],
+            "change_low": row["change"]["low"],
+            "change_high": row["change"]["high"],
         }
         for name, row in made["loss"].items()
     ]
