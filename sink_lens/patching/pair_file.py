@@ -89,13 +89,9 @@ def read_pairs(
                 )
         for name in _ANSWERS:
             value = fields[name]
-            if (
-                isinstance(line, dict)
-                and isinstance(value, str)
-                and all(pieces := value.split("|"))
-                and len(pieces) > 1
-            ):
-                value = pieces  # several answers in a cell of a table
+            if isinstance(line, dict) and isinstance(value, str):
+                pieces = value.split("|")  # several answers in a cell of a table
+                value = pieces if len(pieces) > 1 and all(pieces) else value
             several = value if isinstance(value, list) else [value]
             if not several or not all(isinstance(one, str) or _is_token_id(one) for one in several):
                 said = safe_line(repr(value), limit=200)
@@ -116,17 +112,10 @@ def read_pairs(
         raise InputError(f"{path} has no pairs; need one JSON object per line, or a row of a .csv")
     if path.suffix.lower() != ".csv":
         return found
-    return [
-        replace(pair, correct=correct, incorrect=incorrect)
-        for pair, correct, incorrect in zip(
-            found,
-            *(
-                _read_digits([getattr(pair, name) for pair in found], name, answers_as, tokenizer)
-                for name in _ANSWERS
-            ),
-            strict=True,
-        )
-    ]
+    for name in _ANSWERS:
+        answers = _read_digits([getattr(one, name) for one in found], name, answers_as, tokenizer)
+        found = [replace(one, **{name: own}) for one, own in zip(found, answers, strict=True)]
+    return found
 
 
 def _answer_of_row(row: Mapping[str, Any], name: str, *, answers_as: AnswersAs | None) -> Any:
@@ -160,11 +149,9 @@ def _read_digits(
     if not digits or len(digits) < len(texts) or answers_as == "text":
         return answers
     if answers_as is None:
-        token = (
-            ""
-            if tokenizer is None
-            else f", {safe_line(repr(str(tokenizer.decode([int(digits[0])]))))}"
-        )
+        token = ""
+        if tokenizer is not None:
+            token = f", {safe_line(repr(str(tokenizer.decode([int(digits[0])]))))}"
         raise InputError(
             f"every entry of the column {name} is digits, such as {digits[0]}: the text {digits[0]!r}, or the token "
             f"with this id{token}; need to know which. Choose with answers_as='text' or answers_as='ids'"

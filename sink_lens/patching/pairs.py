@@ -118,14 +118,12 @@ def batch_of_prompts(prompts: Sequence[Prompt], lens: LensModel, *, bos: BosCond
     """Return prompts as one batch if some are token ids; texts are returned as they are."""
     if all(isinstance(one, str) for one in prompts):
         return cast("Sequence[str]", prompts)
-    rows = []
-    for one in prompts:
-        own = (
-            as_batch(one, lens.tokenizer, bos=bos).tokens[0]
-            if isinstance(one, str)
-            else torch.tensor(one)
-        )
-        rows.append(own)
+    rows = [
+        as_batch(one, lens.tokenizer, bos=bos).tokens[0]
+        if isinstance(one, str)
+        else torch.tensor(one)
+        for one in prompts
+    ]
     return from_tensor(
         pad_sequence(rows, batch_first=True), lengths=torch.tensor([len(row) for row in rows])
     )
@@ -133,8 +131,6 @@ def batch_of_prompts(prompts: Sequence[Prompt], lens: LensModel, *, bos: BosCond
 
 def label_table(labels: Mapping[int, str]) -> pd.DataFrame:
     """Make a table of position and text of the tokens that all prompts share."""
-    known = {
-        position: text for position, text in labels.items() if text not in ("", DIFFER, UNLIKE)
-    }
-    frame = pd.DataFrame({"position": list(known), "text": list(known.values())})
+    known = [(place, text) for place, text in labels.items() if text not in ("", DIFFER, UNLIKE)]
+    frame = pd.DataFrame(known, columns=["position", "text"])
     return frame.astype({"position": int, "text": str})

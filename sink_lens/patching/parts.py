@@ -2,8 +2,7 @@
 
 ``by`` names the swept axes: ``layer``, ``position`` (query position in ``scores`` and ``pattern``), ``head`` (key-value
 heads in ``k`` and ``v``), ``key`` (key position in ``scores`` and ``pattern``) and ``unit`` (neuron or dimension). All
-indices of an axis that is not swept are patched together. The words of ``transformer_lens.patching`` (``pos``,
-``head_index``, ``src_pos``, ``dest_pos``) are taken too.
+indices of an axis that is not swept are patched together.
 """
 
 import json

@@ -53,60 +53,8 @@ class RunPair:
     """The site in the baseline run."""
     given: Mapping[tuple[str, int], Tensor]
     """The site in the source run."""
-    edits: tuple[Edit, ...] = ()
-    """What is changed in both runs, and beside every patch."""
-
-    @classmethod
-    def make(
-        cls,
-        lens: LensModel,
-        run: TokenBatch,
-        source: TokenBatch,
-        *,
-        site: str,
-        metric: Metric,
-        grid: Sequence[Part],
-        edits: tuple[Edit, ...] = (),
-        is_source: bool = True,
-    ) -> "RunPair":
-        """Run the patched batch and the ``source``, and keep both runs' tensors of the site.
-
-        Warns if both have the same values in all parts of ``grid`` and patches put them in (``is_source``).
-        """
-        if site in lens.uneditable:
-            raise lens.uneditable_error(site)
-        layers = tuple(sorted({layer for part in grid for layer in part.layers or ()}))
-        of_metric, last = Needs.of_metrics([metric], lens=lens), not SITES[site].per_layer
-        of_site = replace(of_metric, layers=layers, sites=(site,))
-        one_run = (
-            metric.layers == () and not metric.sites
-        )  # the metric reads no layer, so that it may see others
-        if not one_run:
-            of_site = replace(of_site, loss=False, logits=last, whole=last, positions=(-1,))
-        runs = run_batches(lens, (run, source), of_site, edits=edits)
-        held, given = (one.tensors for one in runs)
-        if not one_run:
-            runs = run_batches(lens, (run, source), of_metric, edits=edits)
-        check_per_sequence(metric, runs[0])
-        baseline, wanted = (evaluate(metric, one).detach() for one in runs)
-        made = cls(
-            lens=lens,
-            run=run,
-            other=source,
-            site=site,
-            metric=metric,
-            baseline=baseline,
-            source=wanted,
-            held=held,
-            given=given,
-            edits=edits,
-        )
-        if is_source and grid and not any(map(made.has_difference, grid)):
-            warnings.warn(
-                f"the clean and the corrupted run have the same {site} in all that is patched: nothing changes",
-                stacklevel=3,
-            )
-        return made
+    edits: tuple[Edit, ...]
+    """Edits of both runs, and beside every patch."""
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -222,11 +170,8 @@ def prepare_runs(
         raise InputError(
             "prompts were given beside a pairs_file, which has its own; need one of both"
         )
-    corrupted = (
-        batch_of_prompts(config.prompts[1], lens, bos=config.bos)
-        if corrupted is None
-        else corrupted
-    )
+    if corrupted is None:
+        corrupted = batch_of_prompts(config.prompts[1], lens, bos=config.bos)
     for texts in (clean, corrupted):
         if isinstance(texts, tuple) and not texts:
             raise InputError(
@@ -238,21 +183,47 @@ def prepare_runs(
     if is_source:
         refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(config.direction)
-    measured = as_metric(
+    metric = as_metric(
         _metric_of_config(lens, pair, config=config), lens, pair.clean, pair.corrupted
     )
     chosen = config.chosen_indices
     for name in ("positions", "keys"):
-        chosen[name] = (
-            None
-            if chosen[name] is None
-            else positions_in_all(chosen[name], run, of=name, own_ends=is_source)
-        )
+        if chosen[name] is not None:
+            chosen[name] = positions_in_all(chosen[name], run, of=name, own_ends=is_source)
     sizes = {"n_positions": run.n_positions, "shortest": int(run.lengths.min())}
     grid = parts_to_patch(lens, config.site, by=config.by, **sizes, **chosen)
-    edits = edits_in_texts(config.edits, run)
-    at: dict[str, Any] = {"site": config.site, "metric": measured, "grid": grid, "edits": edits}
-    runs = RunPair.make(lens, run, source, **at, is_source=is_source)
+    site, edits = config.site, edits_in_texts(config.edits, run)
+    if site in lens.uneditable:
+        raise lens.uneditable_error(site)
+    layers = tuple(sorted({layer for part in grid for layer in part.layers or ()}))
+    of_metric, last = Needs.of_metrics([metric], lens=lens), not SITES[site].per_layer
+    of_site = replace(of_metric, layers=layers, sites=(site,))
+    one_run = metric.layers == () and not metric.sites  # it reads no layer, and may see others
+    if not one_run:
+        of_site = replace(of_site, loss=False, logits=last, whole=last, positions=(-1,))
+    both = run_batches(lens, (run, source), of_site, edits=edits)
+    held, given = (one.tensors for one in both)
+    if not one_run:
+        both = run_batches(lens, (run, source), of_metric, edits=edits)
+    check_per_sequence(metric, both[0])
+    baseline, wanted = (evaluate(metric, one).detach() for one in both)
+    runs = RunPair(
+        lens=lens,
+        run=run,
+        other=source,
+        site=site,
+        metric=metric,
+        baseline=baseline,
+        source=wanted,
+        held=held,
+        given=given,
+        edits=edits,
+    )
+    if is_source and grid and not any(map(runs.has_difference, grid)):
+        warnings.warn(
+            f"the clean and the corrupted run have the same {site} in all that is patched: nothing changes",
+            stacklevel=2,
+        )
     if said := unlike_text({one for part in grid for one in runs.unlike_places(part, pair.labels)}):
         warnings.warn(said, stacklevel=3)
     return runs, grid, pair

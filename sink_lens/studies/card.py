@@ -106,7 +106,8 @@ def card(
     )
     if len(config.others) > 1:
         raise InputError(
-            f"{1 + len(config.others)} models were given; need one, or two to compare. sink_lens.studies.cards takes more"
+            f"{1 + len(config.others)} models were given; need one, or two to compare. sink_lens.studies.cards takes "
+            "more"
         )
     config.makes_table()  # refuses an option that nothing would read
     to = {"out": out, "overwrite": overwrite, "started": started}
