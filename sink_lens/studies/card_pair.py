@@ -1,8 +1,6 @@
-"""Changes from one model to another on the same tokens: the quantities of both side by side.
+"""Changes from one model to another on the same tokens: every difference is paired by sequence.
 
-Both models are read once on the same sequences; every difference is paired by sequence. The one judgement is that of
-the loss, which may rise by a bound that is given. Beside the numbers stand indices, BOS tokens, and what differs
-between the tokenizers and configurations, and the tensors that changed most.
+The one judgement is that of the loss, which may rise by a bound that is given.
 """
 
 import math
@@ -76,8 +74,12 @@ def compare_models(
         for one in (lens, second)
     )
     changes = [*_number_rows(a, b), *_list_rows(a, b), *settings]
-    names = tuple(map(_name_in_words, (lens, second), ("the first model", "the second model")))
-    names = names if names[0] != names[1] else (names[0], "the second model")
+    names = [
+        unnamed if one.name == one.family.architecture else short_model_name(one.name)
+        for one, unnamed in ((lens, "the first model"), (second, "the second model"))
+    ]
+    if names[0] == names[1]:
+        names[1] = "the second model"
     tensors = _changed_weight_table(lens, second)
     decision = _make_json_answer(
         changes, tensors, names=names, config=config, n=len(a.token_losses), same=same
@@ -108,10 +110,6 @@ def refuse_one_model(first: LensModel, second: LensModel) -> None:
             "get_peft_model puts adapters into the base model's own object: load the base model again, or give "
             "get_peft_model a copy.deepcopy of it"
         )
-
-
-def _name_in_words(lens: LensModel, unnamed: str) -> str:
-    return unnamed if lens.name == lens.family.architecture else short_model_name(lens.name)
 
 
 def _have_same_weights(first: LensModel, second: LensModel) -> bool:
@@ -201,17 +199,18 @@ def _number_row(
 
 
 def _list_rows(a: ObservedModel, b: ObservedModel) -> list[dict[str, Any]]:
-    quantities = {
-        "sink_positions": found_sink_positions,
-        "outlier_dimensions": lambda seen: seen.outlier_dimensions,
-        "residual_sinks": lambda seen: sorted(seen.residual_sinks),
-        "writing_neurons": lambda seen: [
-            f"{layer}.{neuron}" for layer, neuron in writing_neurons(seen)
-        ],
-    }
+    first, second = (
+        {
+            "sink_positions": found_sink_positions(seen),
+            "outlier_dimensions": seen.outlier_dimensions,
+            "residual_sinks": sorted(seen.residual_sinks),
+            "writing_neurons": [f"{layer}.{neuron}" for layer, neuron in writing_neurons(seen)],
+        }
+        for seen in (a, b)
+    )
     return [
-        _text_row(name, "index", *(", ".join(map(str, read(one))) for one in (a, b)))
-        for name, read in quantities.items()
+        _text_row(name, "index", ", ".join(map(str, own)), ", ".join(map(str, second[name])))
+        for name, own in first.items()
     ]
 
 
@@ -230,13 +229,10 @@ def _text_row(name: str, unit: str, first: str, second: str) -> dict[str, Any]:
 
 def _setting_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
     mine, its = (one.config.to_dict() for one in (first, second))
-    fields = {
-        name: (mine.get(name), its.get(name)) for name in sorted({*mine, *its} - set(_UNREAD))
-    }
     rows = [
-        _text_row(name, "text", str(one), str(other))
-        for name, (one, other) in fields.items()
-        if one != other
+        _text_row(name, "text", str(mine.get(name)), str(its.get(name)))
+        for name in sorted({*mine, *its} - set(_UNREAD))
+        if mine.get(name) != its.get(name)
     ]
     if first.tokenizer is None or second.tokenizer is None:
         return rows
@@ -261,12 +257,9 @@ def _changed_weight_table(first: LensModel, second: LensModel) -> pd.DataFrame:
                 continue
             norm = float(weight.float().norm())
             change = float((other.to(weight.device).float() - weight.float()).norm())
-            rows.append(
-                {"tensor": name, "change": change / norm if norm else math.inf if change else 0.0}
-            )
-    table = pd.DataFrame(rows, columns=["tensor", "change"]).astype(
-        {"tensor": "str", "change": "float64"}
-    )
+            rows.append((name, change / norm if norm else math.inf if change else 0.0))
+    table = pd.DataFrame(rows, columns=["tensor", "change"])
+    table = table.astype({"tensor": "str", "change": "float64"})
     table = table.loc[table["change"] > 0].sort_values("change", ascending=False, kind="stable")
     return table.head(20).reset_index(drop=True)
 
@@ -282,12 +275,12 @@ def _make_json_answer(
 ) -> dict[str, Any]:
     loss = changes[0]
     is_above = loss["change"] > config.most_loss and not loss["change_low"] <= 0
+    is_lost = math.isnan(loss["second"]) and not math.isnan(loss["first"])
     found = {
         "first": names[0],
         "second": names[1],
         "most_loss": config.most_loss,
-        "within_bound": not is_above
-        and not (math.isnan(loss["second"]) and not math.isnan(loss["first"])),
+        "within_bound": not is_above and not is_lost,
         "loss_change_nats": loss["change"],
         "loss_change_low": loss["change_low"],
         "loss_change_high": loss["change_high"],
@@ -303,35 +296,29 @@ def _change_sentences(
 ) -> str:
     others = [_change_text(row) for row in changes[1:] if row["changed"]]
     if len(tensors):
-        top = tensors.iloc[0]
-        others.insert(
-            3,
-            f"most of all weights {top['tensor']} (by {as_text(float(top['change']))} of its norm)",
-        )
-    nothing = "Nothing else changed beyond its interval."
-    if found["n"] == 1:
-        nothing = "One sequence has no interval, so no other change of a number is told."
-    within = "within" if found["within_bound"] else "not within"
+        name, change = tensors["tensor"].iloc[0], as_text(float(tensors["change"].iloc[0]))
+        others.insert(3, f"most of all weights {name} (by {change} of its norm)")
+    if others:
+        rest = f"What else changed: {join_and(others, most=4)}."
+    elif found["n"] == 1:
+        rest = "One sequence has no interval, so no other change of a number is told."
+    else:
+        rest = "Nothing else changed beyond its interval."
     return (
-        f"From {found['first']} to {found['second']}: {_change_text(changes[0])}, {within} the bound of "
-        f"{as_text(found['most_loss'])} nats. "
-        + ("Both have the same weights. " if found["same_weights"] else "")
-        + (f"What else changed: {join_and(others, most=4)}." if others else nothing)
-        + _unchanged_sink_text(changes)
+        f"From {found['first']} to {found['second']}: {_change_text(changes[0])}, "
+        f"{'within' if found['within_bound'] else 'not within'} the bound of {as_text(found['most_loss'])} nats. "
+        f"{'Both have the same weights. ' * bool(found['same_weights'])}{rest}{_unchanged_sink_text(changes)}"
     )
 
 
 def _unchanged_sink_text(changes: Sequence[Mapping[str, Any]]) -> str:
-    sink = [
-        row
-        for row in changes
-        if row["quantity"] in ("sink_rate", "first_token_attention", "sink_positions")
-    ]
+    names = ("sink_rate", "first_token_attention", "sink_positions")
+    sink = [row for row in changes if row["quantity"] in names]
     if not sink or any(row["changed"] for row in sink) or not sink[-1]["first_indices"]:
         return ""
     if any(math.isnan(row["change_low"]) for row in sink[:2]):  # of one sequence, or too short ones
         return ""
-    return f" The sink did not change beyond its interval: {join_and([_change_text(row) for row in sink[:2]])}."
+    return f" The sink did not change beyond its interval: {join_and(map(_change_text, sink[:2]))}."
 
 
 def _change_text(row: Mapping[str, Any]) -> str:
@@ -339,8 +326,7 @@ def _change_text(row: Mapping[str, Any]) -> str:
     name += ":" * name[-1].isdigit()
     if row["unit"] in ("index", "text"):
         shown = label_parts if row["unit"] == "index" else safe_line
-        return f"{name} {shown(row['first_indices']) or 'none'} → {shown(row['second_indices']) or 'none'}"
-    change = (
-        f"change {as_text(row['change'])} {bounds(row['change_low'], row['change_high'])}".strip()
-    )
-    return f"{name} {as_text(row['first'])} → {as_text(row['second'])} ({change})"
+        first, second = (shown(row[f"{one}_indices"]) or "none" for one in ("first", "second"))
+        return f"{name} {first} → {second}"
+    change = f"change {as_text(row['change'])} {bounds(row['change_low'], row['change_high'])}"
+    return f"{name} {as_text(row['first'])} → {as_text(row['second'])} ({change.strip()})"

@@ -1,7 +1,4 @@
-"""A model as the cards and the comparison of two models see it: one pass of the plain model, numbers kept.
-
-Its numbers are a ``Panel``, in which sinks and outlier dimensions are found as in a trace.
-"""
+"""A model as the cards and the comparison of two models see it: a ``Panel``, in which sinks are found as in a trace."""
 
 import math
 from collections import Counter
@@ -145,9 +142,9 @@ class ObservedModel:
         """
         scores = self.token_scores[by]
         gap = score_gap(scores, least=LEAST[by])
-        return (
-            torch.zeros_like(scores, dtype=torch.bool) if gap is None else scores >= gap.threshold
-        )
+        if gap is None:
+            return torch.zeros_like(scores, dtype=torch.bool)
+        return scores >= gap.threshold
 
     @cached_property
     def sink_panel(self) -> Panel:
@@ -202,14 +199,14 @@ class ObservedModel:
         position = self.location.sink_position
         over = Averaged(mean="mean_aligned", mask=self.tokens.valid[:, [position]].cpu(), n_sinks=0)
         for layer, dims in self.location.outliers.items():
-            if layer >= 0:  # the embedding is no layer
-                at: dict[str, Any] = {"layers": [layer], "positions": [position], "units": dims}
+            if layer < 0:  # the embedding is no layer
+                continue
+            at: dict[str, Any] = {"layers": [layer], "positions": [position], "units": dims}
+            if to_mean:
                 value = over.mean_of(self.sink_states[layer + 1][:, None, list(dims)])
-                edits.append(
-                    freeze("resid_post", {layer: value}, **at)
-                    if to_mean
-                    else zero("resid_post", **at)
-                )
+                edits.append(freeze("resid_post", {layer: value}, **at))
+            else:
+                edits.append(zero("resid_post", **at))
         run = run_with(
             self.lens,
             self.tokens,
@@ -231,48 +228,42 @@ class ObservedModel:
         has no outlier dimension, and no neurons if the family norms its MLP's output.
         """
         found = []
-        lens, position = self.lens, self.location.sink_position
+        lens, states = self.lens, self.sink_states
         for step in self.location.steps if self.outlier_dimensions else ():
             for layer in step.layers:
                 by = lens.scale(layer)
-                change = float(
-                    (self.sink_states[layer + 1] - by * self.sink_states[layer])[
-                        :, step.dimension
-                    ].mean()
-                )
+                added = (states[layer + 1] - by * states[layer])[:, step.dimension]
+                change = float(added.mean())
                 row: dict[str, Any] = {
                     "layer": layer,
                     "dimension": step.dimension,
                     "change": change,
                 }
                 sites = lens.added_sites(layer)
-                neurons = lens.family_of_layer(
-                    layer
-                ).mlp_post_norm is None and "neurons" in sites_of(lens.family)
-                read = [*sites, *(["neurons"] if neurons else [])]
+                is_normed = lens.family_of_layer(layer).mlp_post_norm is not None
+                neurons = not is_normed and "neurons" in sites_of(lens.family)
                 kept = capture_batch(
                     lens,
                     self.tokens,
-                    sites=read,
+                    sites=[*sites, *["neurons"] * neurons],
                     layers=[layer],
-                    positions=[position],
+                    positions=[self.location.sink_position],
                     batch_size=self.batch_size,
                 )
                 for site in sites:
                     value = float(kept[site, layer][:, 0, step.dimension].float().mean())
                     row[site] = by * value / change if change else math.nan
-                row |= {"neurons": []} | ({} if lens.d_expert is None else {"experts": []})
+                row["neurons"] = []
+                if lens.d_expert is not None:
+                    row["experts"] = []
                 if neurons and change:
-                    weights = mlp_weights(lens, layer=layer)
-                    column = (
-                        weights.w_down[step.dimension].float().cpu() * lens.family.mlp_multiplier
-                    )
+                    column = mlp_weights(lens, layer=layer).w_down[step.dimension].float().cpu()
+                    column = column * lens.family.mlp_multiplier
                     shares = (kept["neurons", layer][:, 0].float() * column).mean(0) / change
                     row["neurons"] = _largest_shares(shares)
                     if lens.d_expert is not None:
-                        row["experts"] = _largest_shares(
-                            shares.unflatten(0, (-1, lens.d_expert)).sum(1)
-                        )
+                        of_experts = shares.unflatten(0, (-1, lens.d_expert)).sum(1)
+                        row["experts"] = _largest_shares(of_experts)
                 found.append(row)
         return found
 
@@ -295,9 +286,8 @@ class ObservedModel:
             )
             value, _, dimension, over = written[int(written[:, 0].abs().argmax())].tolist()
             activation, _, neuron, _ = inputs[int(inputs[:, 0].abs().argmax())].tolist()
-            weights = mlp_weights(self.lens, layer=layer)
-            weight = float(weights.w_down[int(dimension), int(neuron)])
-            share = weight * activation / value if value else 0.0
+            down = mlp_weights(self.lens, layer=layer).w_down
+            weight = float(down[int(dimension), int(neuron)])
             rows.append(
                 {
                     "layer": layer,
@@ -305,7 +295,7 @@ class ObservedModel:
                     "column": int(neuron),
                     "weight": weight,
                     "written": value,
-                    "share": share,
+                    "share": weight * activation / value if value else 0.0,
                     "over_median": over,
                 }
             )

@@ -16,6 +16,7 @@ from ...report.page import (
     PageTable,
     page_table,
     rest_note,
+    table_maker,
     table_reader,
 )
 from ...report.style import (
@@ -167,12 +168,8 @@ def _dimension_sentences(dimensions: pd.DataFrame) -> list[str]:
 
 
 def _widest_dimensions(part: pd.DataFrame, *, most: int = 6) -> list[int]:
-    order = (
-        part.sort_values("coverage", ascending=False, kind="stable")["dimension"]
-        .to_numpy(int)
-        .tolist()
-    )
-    return list(dict.fromkeys(order))[:most]
+    order = part.sort_values("coverage", ascending=False, kind="stable")["dimension"]
+    return order.astype(int).unique().tolist()[:most]
 
 
 def _title(run: Run) -> str:
@@ -182,11 +179,11 @@ def _title(run: Run) -> str:
     row: dict[Any, Any] = table.loc[table["kind"] == "all"].iloc[0].to_dict()
     if not row["sinks"] and not row["massive"]:
         return "No sink and no massive activation"
-    sinks = plural(int(row["sinks"]), "sink")
-    massive = plural(int(row["massive"]), "massive activation")
     first = table.loc[table["kind"] == "first", ["sinks", "massive", "tokens"]].sum()
     of = f"of {int(row['tokens']):,} tokens in {plural(int(first['tokens']), 'sequence')}"
     all_first = bool((first[["sinks", "massive"]] == [row["sinks"], row["massive"]]).all())
+    sinks = plural(int(row["sinks"]), "sink")
+    massive = plural(int(row["massive"]), "massive activation")
     return f"{sinks} and {massive} {of}" + ", all at position 0" * all_first
 
 
@@ -194,13 +191,12 @@ def _headline(run: Run) -> list[str]:
     sentences: list[str] = []
     thresholds = run.optional("thresholds", columns=["statement"])
     if thresholds is not None:
-        sentences += [f"{capitalise(text)}." for text in thresholds["statement"].astype(str)]
-    dimensions = run.optional(
-        "dimensions", columns=["kind", "dimension", "layer", "coverage", "ratio"]
-    )
+        sentences += thresholds["statement"].astype(str).tolist()
+    columns = ["kind", "dimension", "layer", "coverage", "ratio"]
+    dimensions = run.optional("dimensions", columns=columns)
     if dimensions is not None:
-        sentences += [f"{capitalise(text)}." for text in _dimension_sentences(dimensions)]
-    return sentences
+        sentences += _dimension_sentences(dimensions)
+    return [f"{capitalise(text)}." for text in sentences]
 
 
 def _marked_table(run: Run) -> tuple[str, PageTable]:
@@ -247,13 +243,7 @@ def _token_id_table(run: Run) -> tuple[str, PageTable]:
 
 
 def _make_text_readable(table: pd.DataFrame) -> pd.DataFrame:
-    return table.assign(text=[token_text(text) for text in table["text"]])
-
-
-def _agreement_table(run: Run) -> tuple[str, PageTable]:
-    table = run.need("agreement", columns=["kind", "tokens", "sinks", "massive", "both"])
-    see = "Agreement: of the tokens that are a sink or massive, the share that are both."
-    return see, page_table(table, AGREEMENT)
+    return table.assign(text=table["text"].map(token_text))
 
 
 AGREEMENT = {
@@ -293,7 +283,16 @@ TOKENS = Page(
         ),
     ),
     tables=(
-        Listed(key="agreement-table", title="Sinks and massive activations", make=_agreement_table),
+        Listed(
+            key="agreement-table",
+            title="Sinks and massive activations",
+            make=table_maker(
+                "agreement",
+                "Agreement: of the tokens that are a sink or massive, the share that are both.",
+                AGREEMENT,
+                need=("kind", "tokens", "sinks", "massive", "both"),
+            ),
+        ),
         Listed(key="sink-tokens", title="Marked tokens", make=_marked_table),
         Listed(key="token-ids", title="By token", make=_token_id_table),
     ),
@@ -319,10 +318,8 @@ def show_tokens(found: Result) -> Iterator[str | PageTable]:
 
 def answer_of_tokens(found: Result) -> dict[str, Any]:
     ids = found.tables["token_ids"]
-    names = ("thresholds", "agreement", "dimensions")
-    marked = ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)]
     return {
         "sentence": " ".join(found.sentences),
-        **{name: found.tables[name] for name in names},
-        "token_ids": marked,
+        **{name: found.tables[name] for name in ("thresholds", "agreement", "dimensions")},
+        "token_ids": ids.loc[(ids["sink_rate"] > 0) | (ids["massive_rate"] > 0)],
     }

@@ -1,8 +1,4 @@
-"""``sink_tokens``: for every token whether it is a sink or a massive activation, and which dimensions are large.
-
-One pass of the plain model gives the attention that each token receives, its norm, its largest dimensions, and the
-dimensions that are large on most tokens.
-"""
+"""``sink_tokens``: for every token whether it is a sink or a massive activation, and which dimensions are large."""
 
 import math
 from collections.abc import Mapping
@@ -72,8 +68,8 @@ def sink_tokens(
                 decoded["position"], decoded["text"], decoded["token_id"], strict=True
             )
         ],
-        sink=found.sink.numpy()[at],
-        massive=found.massive.numpy()[at],
+        sink=found.marked("attention").numpy()[at],
+        massive=found.marked("norm").numpy()[at],
         norm_ratio=found.scores["norm"].numpy()[at].astype(float),
         received=found.received.nanmean(0).numpy()[at].astype(float),
         share_score=found.scores["attention"].numpy()[at].astype(float),
@@ -99,9 +95,9 @@ run = command_of(sink_tokens)
 
 @dataclass(slots=True, kw_only=True)
 class _MarkedTokens:
-    """Scores of all tokens by layer, the thresholds, and the masks of sinks and massive tokens."""
+    """Scores of all tokens, in all and by layer, and the thresholds of sinks and massive tokens."""
 
-    scores: dict[str, Float[Tensor, "batch position"]]
+    scores: dict[Rule, Float[Tensor, "batch position"]]
     received: Float[Tensor, "layer batch position"]
     """Mean attention of the sampled later queries, over heads."""
     shares: Float[Tensor, "layer batch position"]
@@ -113,9 +109,10 @@ class _MarkedTokens:
     outliers: pd.DataFrame
     """layer, sequence, position, dimension, value, ratio: entries over the factor."""
     gaps: dict[Rule, ScoreGap | None]
-    thresholds: dict[str, float]
-    sink: Bool[Tensor, "batch position"]
-    massive: Bool[Tensor, "batch position"]
+    thresholds: dict[Rule, float]
+
+    def marked(self, by: Rule) -> Bool[Tensor, "batch position"]:
+        return self.scores[by] >= self.thresholds[by]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -131,9 +128,8 @@ class _PassReadings:
     outliers: list[pd.DataFrame] = field(default_factory=list)
 
     def readings(self) -> list[Reading]:
-        attention = Reading(name="attention", sites=("rows",), function=self._read_attention)
         return [
-            attention,
+            Reading(name="attention", sites=("rows",), function=self._read_attention),
             Reading(name="state", sites=("resid_post",), function=self._read_norm_ratios),
         ]
 
@@ -155,12 +151,10 @@ class _PassReadings:
         values, index = energy.topk(min(self.config.max_outliers, h.shape[-1]), dim=-1)
         found = torch.cat([values, index.to(values.dtype), energy.sum(-1, keepdim=True)], dim=-1)
         assert self.norms.largest is not None
-        better = (ratio >= self.norms.largest)[
-            ..., None
-        ]  # the layer where the token is largest so far
-        self.top = (
-            found if self.top is None else torch.where(better, found, self.top.to(found.device))
-        )
+        if self.top is not None:  # keep the layer where the token is largest so far
+            better = (ratio >= self.norms.largest)[..., None]
+            found = torch.where(better, found, self.top.to(found.device))
+        self.top = found
         over = residual_outliers(h, valid=view.valid, factor=self.config.dimension_factor)
         at = over.nonzero(as_tuple=True)
         magnitude = h.abs()
@@ -186,23 +180,20 @@ class _PassReadings:
         values, index, total = self.top.cpu().double().split([count, count, 1], dim=-1)
         held = values.cumsum(-1) >= self.config.energy_frac * total
         needed = held.int().argmax(-1) + 1
-        enough = held.any(-1)
-        found: dict[tuple[int, int], tuple[int, ...]] = {}
-        for row, position in enough.nonzero().tolist():
-            dimensions = index[row, position, : int(needed[row, position])].long().tolist()
-            found[int(self.where[row]), position] = tuple(dimensions)
-        return found
+        return {
+            (int(self.where[row]), position): tuple(
+                index[row, position, : int(needed[row, position])].long().tolist()
+            )
+            for row, position in held.any(-1).nonzero().tolist()
+        }
 
 
 def _mark_tokens(
     lens: LensModel, batch: TokenBatch, *, config: TokensConfig, progress: bool
 ) -> _MarkedTokens:
-    size = (batch.n_sequences, batch.n_positions)
+    size = batch.tokens.shape
     scores = {by: torch.full(size, math.nan, dtype=torch.float32) for by in LEAST}
-    layers = {
-        name: torch.full((lens.n_layers, *size), math.nan, dtype=torch.float32)
-        for name in ("received", "shares", "ratios")
-    }
+    received, shares, ratios = torch.full((3, lens.n_layers, *size), math.nan, dtype=torch.float32)
     dimensions: dict[tuple[int, int], tuple[int, ...]] = {}
     outliers = []
     with tqdm(
@@ -221,40 +212,30 @@ def _mark_tokens(
                 batch_size=part.n_sequences,
             )
             width = part.n_positions
-            taken = {
-                "received": ("attention", 0),
-                "shares": ("attention", 1),
-                "ratios": ("state", 0),
-            }
-            for name, (reading, place) in taken.items():
-                for layer, values in streamed.values[
-                    reading
-                ].items():  # a hybrid's linear layers stay nan
-                    layers[name][layer, where, :width] = values[..., place].float()
+            # a hybrid's linear layers stay nan
+            for layer, values in streamed.values["attention"].items():
+                received[layer, where, :width] = values[..., 0].float()
+                shares[layer, where, :width] = values[..., 1].float()
+            for layer, values in streamed.values["state"].items():
+                ratios[layer, where, :width] = values[..., 0].float()
             scores["attention"][where, :width] = one.received.scores(part.valid)
             scores["norm"][where, :width] = one.norms.scores(part.valid)
             dimensions |= one.outlier_dimensions()
             outliers += one.outliers
             bar.update(part.n_sequences)
-    given, least = config.given_thresholds, config.least_scores
-    gaps: dict[Rule, ScoreGap | None] = {
-        by: score_gap(scores[by], least=least[by], gap=config.gap) for by in LEAST
-    }
-    thresholds: dict[str, float] = {}
-    for by, gap in gaps.items():
-        threshold = given[by]
-        thresholds[by] = (
-            threshold if threshold is not None else math.inf if gap is None else gap.threshold
-        )
+    least, given = config.least_scores, config.given_thresholds
+    gaps = {by: score_gap(scores[by], least=least[by], gap=config.gap) for by in LEAST}
+    thresholds = {by: math.inf if gap is None else gap.threshold for by, gap in gaps.items()}
+    thresholds |= {by: asked for by in LEAST if (asked := given[by]) is not None}
     return _MarkedTokens(
         scores=scores,
-        **layers,
+        received=received,
+        shares=shares,
+        ratios=ratios,
         dimensions=dimensions,
         outliers=pd.concat(outliers, ignore_index=True),
         gaps=gaps,
         thresholds=thresholds,
-        sink=scores["attention"] >= thresholds["attention"],
-        massive=scores["norm"] >= thresholds["norm"],
     )
 
 
@@ -294,10 +275,9 @@ def _token_id_rows(every: pd.DataFrame) -> pd.DataFrame:
     by_id = every.loc[every["position"] > 0].groupby("token_id")
     table = by_id.agg(text=("text", "first"), kind=("kind", "first"), **_RATES).reset_index()
     marked = table[["sink_rate", "massive_rate"]].max(axis=1) * table["tokens"]
-    order = table.assign(marked=marked).sort_values(
-        ["marked", "largest_share"], ascending=False, kind="stable"
-    )
-    return order.drop(columns="marked").reset_index(drop=True)
+    order = ["marked", "largest_share"]
+    table = table.assign(marked=marked).sort_values(order, ascending=False, kind="stable")
+    return table.drop(columns="marked").reset_index(drop=True)
 
 
 def outlier_dimension_table(
@@ -305,12 +285,9 @@ def outlier_dimension_table(
 ) -> pd.DataFrame:
     """Return the dimensions that are outliers on most ordinary tokens, or on most marked ones."""
     marked = every["sink"].to_numpy(bool) | every["massive"].to_numpy(bool)
-    places, of_entries = (
-        list(zip(table["sequence"].tolist(), table["position"].tolist(), strict=True))
-        for table in (every.loc[marked], outliers)
-    )
-    at = set(places)
-    on_marked = np.array([place in at for place in of_entries], dtype=bool)
+    at = ["sequence", "position"]
+    places = pd.MultiIndex.from_frame(every.loc[marked, at])
+    on_marked = pd.MultiIndex.from_frame(outliers[at]).isin(places)
     frames = []
     for kind, rows, tokens in (
         ("residual", outliers.loc[~on_marked], int((~marked).sum())),
@@ -322,11 +299,9 @@ def outlier_dimension_table(
         ).reset_index()
         table["coverage"] = table["on"] / max(tokens, 1)
         widest = table.groupby("dimension")["coverage"].transform("max")
-        table = table.loc[widest >= coverage].assign(kind=kind, tokens=tokens)
-        frames.append(table)
-    return pd.concat(frames, ignore_index=True).reindex(
-        columns=column_names("tokens", "dimensions")
-    )
+        frames.append(table.loc[widest >= coverage].assign(kind=kind, tokens=tokens))
+    columns = column_names("tokens", "dimensions")
+    return pd.concat(frames, ignore_index=True).reindex(columns=columns)
 
 
 def _score_histogram(found: _MarkedTokens) -> pd.DataFrame:
@@ -345,25 +320,26 @@ def _threshold_rows(found: _MarkedTokens, config: TokensConfig) -> pd.DataFrame:
     rows = []
     given, least = config.given_thresholds, config.least_scores
     for by, gap in found.gaps.items():
-        marked = found.scores[by] >= found.thresholds[by]
-        answer, statement = gap_answer(gap, found.scores[by], by=by, least=least[by])
+        scores, threshold = found.scores[by], found.thresholds[by]
+        marked = int((scores >= threshold).sum())
+        answer, statement = gap_answer(gap, scores, by=by, least=least[by])
         if given[by] is not None:
-            statement = f"by {by}: {int(marked.sum()):,} tokens are at {given[by]:g} or above, the given threshold"
-            answer = "marked" if marked.any() else "none"
+            statement = (
+                f"by {by}: {marked:,} tokens are at {given[by]:g} or above, the given threshold"
+            )
+            answer = "marked" if marked else "none"
         rows.append(
             {
                 "by": by,
-                "threshold": found.thresholds[by]
-                if math.isfinite(found.thresholds[by])
-                else math.nan,
+                "threshold": threshold if math.isfinite(threshold) else math.nan,
                 "asked": given[by] is not None,
                 "gap": gap is not None,
                 "answer": answer,
                 "gap_low": math.nan if gap is None else gap.low,
                 "gap_high": math.nan if gap is None else gap.high,
                 "within": 0 if gap is None else gap.within,
-                "marked": int(marked.sum()),
-                "tokens": int((~found.scores[by].isnan()).sum()),
+                "marked": marked,
+                "tokens": int((~scores.isnan()).sum()),
                 "statement": statement,
             }
         )
