@@ -179,6 +179,7 @@ def _number_row(
         second.double().numpy(), first.double().numpy(), generator=np.random.default_rng(seed)
     )
     mean = (float(first.nanmean()), float(second.nanmean()))
+    rounding = max(ROUNDING, torch.finfo(dtype).eps) * max(1.0, *map(abs, mean))
     return {
         "quantity": name,
         "unit": unit,
@@ -189,11 +190,7 @@ def _number_row(
         "change_high": change.high,
         "first_indices": "",
         "second_indices": "",
-        "changed": (
-            (change.low > 0 or change.high < 0)
-            and abs(change.estimate)
-            > max(ROUNDING, torch.finfo(dtype).eps) * max(1.0, *map(abs, mean))
-        )
+        "changed": (change.excludes_zero and abs(change.estimate) > rounding)
         or math.isnan(mean[0]) != math.isnan(mean[1]),
     }
 

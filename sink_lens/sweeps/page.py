@@ -1,7 +1,6 @@
 """A sweep of edits over a grid of cells: its figures and its page."""
 
 import textwrap
-from collections.abc import Sequence
 from itertools import islice
 from typing import Any
 
@@ -47,13 +46,13 @@ from .words import (
 _MOST_NAMED = 40
 """More cells than these are not all named in the forest plot."""
 _LABEL = 52
+"""Characters of a cell's name in the forest plot."""
 _LABELLED = 5
 _MOST_PANELS = 8
-"""Characters of a cell's name in the forest plot."""
 _COLOURED = 0.98
 """The share of a map's values that its colours span, if the largest is more than twice as large."""
 _PURE = ("effect_in_sds", "corrected_p", "n", "n_controls")
-"""Columns of numbers that do not have the metric's unit."""
+"""Columns without the metric's unit."""
 
 
 def swept_columns(frame: pd.DataFrame) -> list[str]:
@@ -119,19 +118,16 @@ def effect_figure(
         clipped = f"\n×: beyond ±{as_text(limit)}, at most {as_text(largest)}" * (limit < largest)
         add_colour_scale(figure, images[0][1], [on for on, _ in images], label=label + clipped)
     if n_left:
-        figure.supxlabel(
-            f"{n_left} of {len(every)} panels are left out; the table of cells has all",
-            fontsize=FONT,
-            color=INK,
-        )
+        left = f"{n_left} of {len(every)} panels are left out; the table of cells has all"
+        figure.supxlabel(left, fontsize=FONT, color=INK)
     return without_formulas(figure if style == "page" else with_serifs(figure))
 
 
 def _value_label(frame: pd.DataFrame, value: str) -> str:
-    words = value.replace("_", " ")
+    label = value.replace("_", " ")
     if "metric" in frame.columns and len(frame):
-        words += f"{' on' if value == 'effect' else ','} {safe_line(frame['metric'].iloc[0])}"
-    return words + _unit_text(frame) * (value not in _PURE)
+        label += f"{' on' if value == 'effect' else ','} {safe_line(frame['metric'].iloc[0])}"
+    return label + _unit_text(frame) * (value not in _PURE)
 
 
 def _unit_text(frame: pd.DataFrame) -> str:
@@ -206,9 +202,9 @@ def _cell_rows(run: Run) -> pd.DataFrame:
 
 def _title(run: Run) -> str:
     table = run.optional("cells", columns=_CELLS)
-    return (
-        "A sweep of edits" if table is None else words.sweep_title(table, least=_least_effect(run))
-    )
+    if table is None:
+        return "A sweep of edits"
+    return words.sweep_title(table, least=_least_effect(run))
 
 
 def _least_effect(run: Run) -> float:
@@ -217,28 +213,22 @@ def _least_effect(run: Run) -> float:
 
 def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
     """Draw every cell's effect on a metric with its interval, sorted by magnitude; one that may be chance is grey."""
-    rows = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
-    rows = sort_by_magnitude(rows, "effect")
+    known = np.isfinite(rows["effect"].to_numpy(float))
+    rows = sort_by_magnitude(rows.loc[known], "effect")
     told_apart = rows_beyond_chance(rows)
-    named = len(rows) <= _MOST_NAMED
     shown = rows.head(_MOST_NAMED)
-    parts = [(shown, told_apart[: len(shown)], True)] + (
-        [] if named else [(rows, told_apart, False)]
-    )
-    common, names = _split_names([cell_name(row) for row in shown.to_dict("records")])
-    figure = new_figure(width=8.0, height=1.1 + 0.19 * len(shown) + (0.0 if named else 3.0))
+    parts = [(shown, told_apart[: len(shown)], True)]
+    if len(rows) > _MOST_NAMED:
+        parts.append((rows, told_apart, False))
+    common, names = _split_names(shown)
+    figure = new_figure(width=8.0, height=1.1 + 0.19 * len(shown) + 3.0 * (len(parts) > 1))
     figure.suptitle(common, fontsize=FONT, color=INK, x=0.01, ha="left")
     grid = figure.add_gridspec(
         len(parts), 1, height_ratios=[0.6 + 0.19 * len(shown), 3.0][: len(parts)]
     )
+    below = f"effect on {metric}{_unit_text(rows)}: edited − baseline"
     for place, (part, apart, with_names) in enumerate(parts):
-        axes = figure.add_subplot(grid[place])
-        style_axes(
-            axes,
-            xlabel=f"effect on {metric}{_unit_text(rows)}: edited − baseline"
-            if place == len(parts) - 1
-            else "",
-        )
+        axes = style_axes(figure.add_subplot(grid[place]), xlabel=below * (place == len(parts) - 1))
         y = np.arange(len(part))
         effect, low, high = (part[name].to_numpy(float) for name in ("effect", "ci_low", "ci_high"))
         hollow = lacks_controls(part)
@@ -264,8 +254,9 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
                 )
         control = part["control_effect"].to_numpy(float)
         if with_names and np.isfinite(control).any():
-            label = "mean of its controls"
-            axes.scatter(control, y, marker="|", s=70, color=INK, label=label, zorder=5)
+            axes.scatter(
+                control, y, marker="|", s=70, color=INK, label="mean of its controls", zorder=5
+            )
         axes.axvline(0, color=INK, linewidth=0.8)
         axes.set_ylim(len(part) - 0.5, -0.5)
         if with_names:
@@ -282,9 +273,9 @@ def forest_plot(rows: pd.DataFrame, *, metric: str) -> Figure:
     return without_formulas(figure)
 
 
-def _split_names(names: Sequence[str]) -> tuple[str, list[str]]:
-    """Split names of cells at commas: return the parts that all begin with, as one text, and what is left of each."""
-    parts = [name.split(", ") for name in names]
+def _split_names(rows: pd.DataFrame) -> tuple[str, list[str]]:
+    """Split the names of cells at commas into the parts that all begin with, and what is left of each."""
+    parts = [cell_name(row).split(", ") for row in rows.to_dict("records")]
     same = 0
     while all(len(one) > same + 1 and one[same] == parts[0][same] for one in parts):
         same += 1
@@ -302,11 +293,8 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
         known = rows.loc[np.isfinite(rows["effect"].to_numpy(float))]
         if not len(known):
             raise RunError("no cell of this metric has an effect. Run the sweep again to see it.")
-        several = (
-            f" The {_MOST_NAMED} strongest are named; all are drawn below."
-            if len(known) > _MOST_NAMED
-            else ""
-        )
+        several = f" The {_MOST_NAMED} strongest are named; all are drawn below."
+        several *= len(known) > _MOST_NAMED
         see = (
             f"Effect of every cell on {metric} with its 95% interval over sequences, the strongest first. Grey: the "
             "interval of the effect, or of the effect above the cell's random controls, contains zero. Hollow: there "
@@ -316,9 +304,7 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
 
     def mapped(run: Run) -> tuple[str, Figure]:
         rows = of(run)
-        blank = rows.assign(
-            effect=np.where(rows_beyond_chance(rows), rows["effect"].to_numpy(float), np.nan)
-        )
+        blank = rows.assign(effect=rows["effect"].where(rows_beyond_chance(rows)))
         see = (
             f"The same effects on {safe_line(rows['metric'].iloc[0])} by where the edit was made. Red raises it, blue "
             "lowers it; cells that cannot be told from chance and their controls are left empty."
@@ -331,10 +317,8 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
     def has_map(run: Run) -> bool:
         if "cells" not in run.tables or not there(run):
             return False
-        parts = [part for _, part in _rows_by_edit(of(run))]
-        return any(len(swept_columns(part)) > 1 for part in parts) and bool(
-            rows_beyond_chance(of(run)).any()
-        )
+        several = any(len(swept_columns(part)) > 1 for _, part in _rows_by_edit(of(run)))
+        return several and bool(rows_beyond_chance(of(run)).any())
 
     number_of = ("", ", second metric", ", third metric", ", fourth metric")[which]
     return (
@@ -346,13 +330,9 @@ def _effect_figures(which: int) -> tuple[Drawn, Drawn]:
 
 
 def _masses(run: Run) -> list[str]:
-    table = _cell_rows(run)
     asked = [one.get("name") for one in run.config.get("metrics") or ()]
-    return [
-        metric
-        for metric, name in zip(metric_names(table), asked, strict=False)
-        if name == "sink_mass"
-    ]
+    named = zip(metric_names(_cell_rows(run)), asked, strict=False)
+    return [metric for metric, name in named if name == "sink_mass"]
 
 
 def _mass_figure(run: Run) -> tuple[str, Figure]:
@@ -363,18 +343,14 @@ def _mass_figure(run: Run) -> tuple[str, Figure]:
         sort_by_magnitude(table.loc[table["metric"] == metric], "effect").head(_MOST_NAMED)
         for metric in masses
     ]
-    figure = new_figure(width=8.0, height=sum(1.1 + 0.19 * len(rows) for rows in shown))
-    common, cells = _split_names(
-        [cell_name(row) for rows in shown for row in rows.to_dict("records")]
-    )
+    heights = [1.1 + 0.19 * len(rows) for rows in shown]
+    figure = new_figure(width=8.0, height=sum(heights))
+    common, cells = _split_names(pd.concat(shown))
     figure.suptitle(common, fontsize=FONT, color=INK, x=0.01, ha="left")
     names = iter(cells)
-    grid = figure.add_gridspec(
-        len(shown), 1, height_ratios=[1.1 + 0.19 * len(rows) for rows in shown]
-    )
+    grid = figure.add_gridspec(len(shown), 1, height_ratios=heights)
     for place, (metric, rows) in enumerate(zip(masses, shown, strict=True)):
-        axes = figure.add_subplot(grid[place])
-        style_axes(axes, xlabel=metric)
+        axes = style_axes(figure.add_subplot(grid[place]), xlabel=metric)
         before, after = (rows[name].to_numpy(float) for name in ("baseline", "value"))
         y = np.arange(len(rows))
         axes.hlines(y, before, after, color=QUIET, linewidth=1.2)
@@ -391,13 +367,10 @@ def _mass_figure(run: Run) -> tuple[str, Figure]:
 
 def _strongest_cells_table(run: Run) -> tuple[str, PageTable]:
     table = _cell_rows(run)
-    metrics, rows = metric_names(table), table
-    if metrics:
-        rows = (
-            sort_by_magnitude(table.loc[table["metric"].isin(metrics)], "effect")
-            .groupby("metric")
-            .head(_EACH)
-        )
+    rows = table
+    if metrics := metric_names(table):
+        rows = sort_by_magnitude(table.loc[table["metric"].isin(metrics)], "effect")
+        rows = rows.groupby("metric").head(_EACH)
         rows = rows.sort_values(
             "metric", key=lambda column: column.map(metrics.index), kind="stable"
         )
@@ -405,8 +378,13 @@ def _strongest_cells_table(run: Run) -> tuple[str, PageTable]:
     for name, low, high in (("interval", "ci_low", "ci_high"), ("over", "over_low", "over_high")):
         told = zip(ci_texts(rows, low, high), marks, strict=True)
         rows = rows.assign(**{name: [text and f"{text}{mark}" for text, mark in told]})
-    heads = {name: name for name in ("metric", "kind", "site", "where", "factor", "centre")} | {
+    heads = {
+        "metric": "metric",
         "kind": "edit",
+        "site": "site",
+        "where": "where",
+        "factor": "factor",
+        "centre": "centre",
         "effect": "effect",
         "interval": "95%",
         "control_effect": "controls",

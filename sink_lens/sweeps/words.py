@@ -1,6 +1,6 @@
 """A sweep in words: one text for the terminal, ``--json`` and the page."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 from typing import Any
 
@@ -109,49 +109,43 @@ def sweep_sentences(
         if at == 0:
             said += _first_metric_sentences(rows, found)
         else:  # one entry of the page's list for each metric
-            first = (found if len(found) else rows).iloc[0].to_dict()
-            said.append(f"{_changes_text(frame, metric, least=least)}{_control_text(first)}.")
+            control = float((found if len(found) else rows)["control_effect"].iloc[0])
+            beside = f"; random edits of the same size: {as_text(control)}"
+            beside *= bool(np.isfinite(control))
+            said.append(f"{_changes_text(frame, metric, least=least)}{beside}.")
         if small := len(changed_rows(frame, metric, least=0.0)) - len(found):
-            word = "changes" if small == 1 else "change"
+            change = f"change{'s' * (small == 1)} {safe_line(metric)}"
             said.append(
-                f"{plural(small, 'more edit')} {word} {safe_line(metric)} by less than {_sds_text(frame, least)}."
+                f"{plural(small, 'more edit')} {change} by less than {_sds_text(frame, least)}."
             )
         if at == 0:
             apart = rows_beyond_chance(rows) & may_be_largest_by_chance(rows)
             if told := int(apart.sum()):
                 which = plural(told, f"{'more ' * bool(len(found))}interval")
-                said.append(f"{which} {'excludes' if told == 1 else 'exclude'} 0.")
-            said += [few] if (few := _too_few_sentence(rows)) else []
-            said += [
-                _change_criterion_sentence(frame, least=least),
-                *_without_controls_sentences(rows),
-            ]
-            chance = by_chance_text(int(np.isfinite(rows["ci_low"].to_numpy(float)).sum()))
-            said += [chance] if chance else []
+                said.append(f"{which} exclude{'s' * (told == 1)} 0.")
+            said.append(_too_few_sentence(rows))
+            said.append(_change_criterion_sentence(frame, least=least))
+            said.append(_without_controls_sentence(rows))
+            said.append(by_chance_text(int(np.isfinite(rows["ci_low"].to_numpy(float)).sum())))
     idle = frame["error"].isna() & ~frame["changed"].astype(bool)
     if still := len(set(frame.loc[idle, "cell"])):
         said.append(f"{plural(still, 'edit')} changed nothing that the metrics read.")
-    said += [few] if (few := few_sequences_note(frame)) else []
+    said.append(few_sequences_note(frame))
     said += [f"{safe_line(str(one))}." for one in means]
     if failed := n_failed_cells(frame):
         said.append(f"{plural(failed, 'edit')} failed; the table has the reasons.")
-    return said
+    return [*filter(None, said)]
 
 
 def _first_metric_sentences(rows: pd.DataFrame, found: pd.DataFrame) -> list[str]:
-    best, said = rows.iloc[0].to_dict(), []
-    if np.isfinite(before := float(best["baseline"])):
+    said = []
+    if np.isfinite(before := float(rows["baseline"].iloc[0])):
         said.append(f"Without an edit it is {as_text(before)}.")
-    if np.isfinite(control := float((found if len(found) else rows).iloc[0]["control_effect"])):
+    if np.isfinite(control := float((found if len(found) else rows)["control_effect"].iloc[0])):
         said.append(f"Random edits of the same size change it by {as_text(control)} on average.")
     if len(found) > 1:
         said.append(f"The next largest that is shown is {_change_text(found.iloc[1].to_dict())}.")
     return said
-
-
-def _control_text(row: Mapping[Any, Any]) -> str:
-    control = float(row.get("control_effect", np.nan))
-    return f"; random edits of the same size: {as_text(control)}" if np.isfinite(control) else ""
 
 
 def _change_text(row: Mapping[Any, Any]) -> str:
@@ -172,31 +166,30 @@ def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
     return f"A change counts if its 95% interval{of} excludes 0{over}{size}{sure}."
 
 
-def _without_controls_sentences(rows: pd.DataFrame) -> list[str]:
+def _without_controls_sentence(rows: pd.DataFrame) -> str:
     without = rows.loc[lacks_controls(rows)]
     if not len(without):
-        return []
+        return ""
     if len(without) == len(rows):
         named = without["where"].astype(str).str.contains("head|unit|position").any()
         why = (
             ": they edit other heads, units or positions of the same layer, and no edit names some"
         )
-        return [f"No edit has random edits to compare with{why * (not named)}."]
+        return f"No edit has random edits to compare with{why * (not named)}."
     low, high = (without[name].to_numpy(float) for name in ("ci_low", "ci_high"))
     told = int(((low > 0) | (high < 0)).sum())
-    return [
+    return (
         f"{plural(len(without), 'edit')} without random edits {'is' if len(without) == 1 else 'are'} not counted; "
         f"{told} of their intervals exclude 0."
-    ]
+    )
 
 
 def _sds_text(frame: pd.DataFrame, least: float) -> str:
     """Return the least effect in words, and whose standard deviation it is in."""
-    counts = frame["n_controls"].fillna(0).to_numpy(float)
-    of = ["the effects of random edits"] * bool((counts > 1).any())
-    of += ["the baseline over sequences" + " for edits without these" * len(of)] * (
-        not (counts > 1).all()
-    )
+    has_controls = frame["n_controls"].fillna(0).to_numpy(float) > 1
+    of = ["the effects of random edits"] * bool(has_controls.any())
+    if not has_controls.all():
+        of.append("the baseline over sequences" + " for edits without these" * len(of))
     return f"{least:g} standard deviations of {', or of '.join(of)}"
 
 
@@ -237,20 +230,12 @@ def effect_text(row: Mapping[Any, Any]) -> str:
 
 def cell_name(row: Mapping[Any, Any]) -> str:
     """Return the name of a cell: the user's own, else its edit, site, strength and place in words."""
-    if named := _name_texts(row, {"name": safe_line}):
-        return named[0]
-    edit = _name_texts(row, {"kind": safe_line, "site": site_label})
-    return ", ".join(
-        [
-            *([" ".join(edit) + edit_strength(row)] if edit else []),
-            *_name_texts(row, {"where": safe_line}),
-        ]
+    own, kind, site, where = (
+        one if isinstance(one := row.get(name), str) else ""
+        for name in ("name", "kind", "site", "where")
     )
-
-
-def _name_texts(row: Mapping[Any, Any], shown: Mapping[str, Callable[[str], str]]) -> list[str]:
-    return [
-        show(row[name])
-        for name, show in shown.items()
-        if isinstance(row.get(name), str) and row[name]
-    ]
+    if own:
+        return safe_line(own)
+    edit = [*filter(None, (safe_line(kind), site_label(site)))]
+    named = " ".join(edit) + edit_strength(row) if edit else ""
+    return ", ".join(filter(None, (named, safe_line(where))))
