@@ -1,9 +1,8 @@
 """``quantise``: which tokens and channels must stay in 16 bit, so that a low-precision format costs little?
 
-Everything is measured as a loss on text: of the baseline run, of the run in which all chosen sites are rounded to the
-format, and of runs in which sink tokens, the largest channels of each site, or both are kept as they are. The smallest
-set whose share of the gap is at least the goal by the lower end of its interval is chosen on one half of the sequences
-and judged on the other, against the goal and against random tokens and channels of the same number.
+Of the runs in which sink tokens, the largest channels of each site, or both are kept, the smallest set whose share of
+the loss is at least the goal by the lower end of its interval is chosen on one half of the sequences. It is judged on
+the other half, against the goal and against random tokens and channels of the same number.
 
 Rounding is not smooth: an input that differs by a millionth can have another loss. So each run with rounding is made on
 three inputs, the embeddings times 1 and 1 +- 1e-6 (in a 16-bit type, what moves the last digit of a quarter of the
@@ -45,9 +44,9 @@ from .study import Measured, command_of, study
 
 FEWEST = 4
 """Minimum number of sequences, two to choose on and two to judge on."""
+_SETS = ("tokens", "channels", "both")
 _LEAST_FACTOR, _LAST_DIGIT = 1e-6, 0.3
-"""The factors of the stream before layer 0 differ from 1 by the first, or by the second times the type's epsilon if
-that is more."""
+"""The inputs' factors differ from 1 by the first, or by the second times the type's epsilon if that is more."""
 
 Channels = Mapping[str, Mapping[int, Sequence[int]]]
 """Site -> layer -> channels."""
@@ -173,23 +172,23 @@ def quantise(
                 chosen = _smallest_good_set(rows, goal=config.goal)
             elif chosen is not None:
                 # Random sets as large as the chosen one, none of them with its tokens or channels.
-                given = {"sink_tokens": chosen["sink_tokens"], "channels": chosen["channels"]}
+                with_sinks, n = chosen["sink_tokens"], chosen["channels"]
                 generator = torch.Generator().manual_seed(config.seed)
-                taken = largest_channels(largest[given["sink_tokens"]], given["channels"])
+                taken = largest_channels(largest[with_sinks], n)
                 for draw in range(config.controls):
-                    tokens = channels = None
-                    if given["sink_tokens"]:
-                        tokens = draw_ordinary_tokens(
-                            sinks[name], valid=part.valid.cpu(), generator=generator
-                        )
-                    if given["channels"]:
-                        n = given["channels"]
+                    tokens, channels = None, {}
+                    if with_sinks:
+                        valid = part.valid.cpu()
+                        tokens = draw_ordinary_tokens(sinks[name], valid=valid, generator=generator)
+                    if n:
                         channels = draw_other_channels(
                             largest[False], taken=taken, n=n, generator=generator
                         )
-                    kept = FullPrecision(tokens=tokens, channels=channels or {})
+                    losses = run(FullPrecision(tokens=tokens, channels=channels), inputs=(1.0,))
                     rows.append(
-                        half.condition_row("random", run(kept, inputs=(1.0,)), **given, draw=draw)
+                        half.condition_row(
+                            "random", losses, sink_tokens=with_sinks, channels=n, draw=draw
+                        )
                     )
     if chosen is not None:
         same = ("kept", "sink_tokens", "channels")
@@ -221,30 +220,23 @@ def _channel_rows(
         for layer, some in layers.items()
         for one in some
     ]
-    return pd.DataFrame(rows, columns=["site", "layer", "channel", "modules"]).astype(
-        {"site": "str", "layer": "int64", "channel": "int64", "modules": "str"}
-    )
+    types = {"site": "str", "layer": "int64", "channel": "int64", "modules": "str"}
+    return pd.DataFrame(rows, columns=list(types)).astype(types)
 
 
 def _linear_layers(lens: LensModel, site: str, *, layer: int) -> list[str]:
     """Name, as Hugging Face does, the linear layers that read a site; not experts, nor projections of a mixer."""
     there = dict(lens.layers[layer].named_modules())
-    return [
-        f"{lens.family.layers}.{layer}.{path}"
-        for path in linear_layer_paths(lens, site)
-        if path in there
-    ]
+    paths = linear_layer_paths(lens, site)
+    return [f"{lens.family.layers}.{layer}.{path}" for path in paths if path in there]
 
 
 def _formats_by_site(lens: LensModel, config: QuantiseConfig) -> dict[str, QuantisedFormat]:
     there = sites_of(lens.family)
-    if (
-        lens.family.experts is not None
-    ):  # there the site has the router's weights in it, which no format rounds
+    if lens.family.experts is not None:  # the router's weights are in it, which no format rounds
         there = tuple(site for site in there if site != "neurons")
     named = config.sites or tuple(site for site in LINEAR_INPUTS if site in there)
-    lacking = [site for site in named if site not in there]
-    if lacking:
+    if lacking := [site for site in named if site not in there]:
         raise InputError(
             f"{lens.family.architecture} has no site {lacking[0]!r} to round; need some of {', '.join(there)}"
         )
@@ -333,11 +325,11 @@ class _TextHalf:
 
     part: str
     clean: Float[Tensor, "... batch"]
-    """Loss of each sequence without rounding; the first axis of each of these has the inputs."""
+    """Losses without rounding; the first axis of each of these has the inputs."""
     worst: Float[Tensor, "... batch"]
-    """Loss of each sequence with everything rounded: the start of the gap."""
+    """Losses with everything rounded: the start of the gap."""
     best: Float[Tensor, "... batch"]
-    """Loss of each sequence with at most the weights rounded: the end of the gap."""
+    """Losses with at most the weights rounded: the end of the gap."""
     seed: int
 
     @property
@@ -408,11 +400,7 @@ def _widened(found: Interval, *, by_input: np.ndarray) -> Interval:
 
 def _smallest_good_set(rows: Sequence[dict[str, Any]], *, goal: float) -> dict[str, Any] | None:
     """Return the row of the smallest set that clearly reaches the goal on the first half, else of the best, if any."""
-    sets = [
-        row
-        for row in rows
-        if row["part"] == "choose" and row["kept"] in ("tokens", "channels", "both")
-    ]
+    sets = [row for row in rows if row["part"] == "choose" and row["kept"] in _SETS]
     enough = (row for row in sets if row["closed_low"] >= goal)
     return next(enough, None) or max(sets, key=lambda row: row["closed_share"], default=None)
 
@@ -509,9 +497,7 @@ def _make_json_answer(
         found["not_chosen"] = [
             {name: row[name] for name in names}
             for row in by_set.values()
-            if row["kept"] in ("tokens", "channels", "both")
-            and not row["chosen"]
-            and row["closed_share"] >= config.goal
+            if row["kept"] in _SETS and not row["chosen"] and row["closed_share"] >= config.goal
         ]
     return found | {"sentence": _advice_sentence(found)}
 
@@ -554,12 +540,13 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
             f"No set was tried: {cost}, but no number of channels was given, and not both halves of the text have "
             f"sink tokens.{apart}"
         )
-    random = "no random sets were drawn"
-    if found["controls"]:
-        random = f"{plural(found['controls'], 'random set')} of that size at most {percent(found['random_most'])}"
     share = f"{percent(found['closed_share'])} {bounds(found['closed_low'], found['closed_high'], shown=percent)}"
-    share = f"all of the gap ({share})" if found["closed_share"] >= 1 else f"{share} of the gap"
-    closed = f"{share}, {random}"
+    closed = f"all of the gap ({share})" if found["closed_share"] >= 1 else f"{share} of the gap"
+    if found["controls"]:
+        random = plural(found["controls"], "random set")
+        closed += f", {random} of that size at most {percent(found['random_most'])}"
+    else:
+        closed += ", no random sets were drawn"
     others = join_and(
         " and ".join(
             ["sink tokens"] * row["sink_tokens"]
@@ -568,30 +555,25 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
         + f" ({percent(row['closed_share'])})"
         for row in found["not_chosen"]
     )
+    goal = percent(found["goal"])
     if others:
-        others = (
-            f" Not chosen, but at {percent(found['goal'])} or above on the second half: {others}."
-        )
+        others = f" Not chosen, but at {goal} or above on the second half: {others}."
     if found["verdict"] == "no small set":
         return (
             f"The set chosen on the first half of the text helps no more than random sets on the second: {cost}, and "
             f"the set closes {closed}.{others}{apart}"
         )
-    places = found["sink_positions"]
-    at = (
-        f", at position{'s' if len(places) > 1 else ''} {join_and(places)}"
-        if 0 < len(places) <= _FEW_PLACES
-        else ""
-    )
-    sinks = (
-        [f"the sink tokens ({as_text(found['sink_tokens'])} a sequence{at})"]
-        if found["sink_tokens"]
-        else []
-    )
-    many = "largest channel" if found["channels"] == 1 else f"{found['channels']} largest channels"
-    channels = [f"the {many} of {_sites_text(found['kept_channels'])}"] if found["channels"] else []
+    parts = []
+    if found["sink_tokens"]:
+        places = found["sink_positions"]
+        at = f", at position{'s' * (len(places) > 1)} {join_and(places)}"
+        at *= 0 < len(places) <= _FEW_PLACES
+        parts.append(f"the sink tokens ({as_text(found['sink_tokens'])} a sequence{at})")
+    if n := found["channels"]:
+        many = "largest channel" if n == 1 else f"{n} largest channels"
+        parts.append(f"the {many} of {_sites_text(found['kept_channels'])}")
+    kept = join_and(parts)
     left = f"{as_text(found['left_nats'])} nats {bounds(found['left_low'], found['left_high'])}"
-    kept = join_and([*sinks, *channels])
     told = f"{left} are left, which closes {closed}; chosen on one half of the text, judged on the other."
     alone, low, high = found["channels_alone"]
     if alone >= found["closed_low"]:
@@ -601,7 +583,7 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
         )
     if found["verdict"] == "goal missed":
         return (
-            f"The set chosen on the first half of the text misses {percent(found['goal'])} of the gap on the second: "
+            f"The set chosen on the first half of the text misses {goal} of the gap on the second: "
             f"{cost}; with {kept} kept in 16 bit, {told}{others}{apart}"
         )
     return f"Keep {kept} in 16 bit: {cost}; with them kept, {told}{apart}"

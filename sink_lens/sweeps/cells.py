@@ -69,9 +69,8 @@ def cell_of(edits: Sequence[Edit] | Edit, *, name: str, **columns: Any) -> OwnCe
         {part.name: getattr(one, part.name) for part in fields(one) if part.name not in _UNNAMED}
         for one in given
     ]
-    identity = json.dumps(
-        {"name": name, "columns": columns, "edits": places}, sort_keys=True, default=str
-    )
+    said = {"name": name, "columns": columns, "edits": places}
+    identity = json.dumps(said, sort_keys=True, default=str)
     return OwnCell(edits=given, columns={"name": name} | columns, identity=identity)
 
 
@@ -126,9 +125,8 @@ def _grid_of_edit(one: Edit) -> EditGrid:
         name: "all" if given is None else given if given in ("each", "all") else [list(given)]
         for name, given in axes.items()
     }
-    return EditGrid(
-        kind=one.kind, site=one.site, factors=[] if one.factor is None else [one.factor], **chosen
-    )
+    factors = [] if one.factor is None else [one.factor]
+    return EditGrid(kind=one.kind, site=one.site, factors=factors, **chosen)
 
 
 def in_texts(what: What, tokens: TokenBatch) -> What:
@@ -146,10 +144,8 @@ def in_texts(what: What, tokens: TokenBatch) -> What:
     grids = [
         replace(
             one,
-            **{
-                name: places(getattr(one, name), of=f"{name} of {one.kind}")
-                for name in ("positions", "keys")
-            },
+            positions=places(one.positions, of=f"positions of {one.kind}"),
+            keys=places(one.keys, of=f"keys of {one.kind}"),
         )
         for one in what.edits
     ]
@@ -174,11 +170,9 @@ def cells_of(
         raise InputError(
             "there are no cells, or two cells have the same name and place; need different ones"
         )
-    every, columns, of_cell = (
-        [cell_of_edits(one.edits) for one in what],
-        [{**_columns_of_edits(one.edits, lens), **one.columns} for one in what],
-        [],
-    )
+    every = [cell_of_edits(one.edits) for one in what]
+    columns = [{**_columns_of_edits(one.edits, lens), **one.columns} for one in what]
+    of_cell = []
     for one in what:
         drawn = _random_edits(one.edits, lens, tokens, most=controls, seed=seed)
         of_cell.append(range(len(every), len(every) + len(drawn)))

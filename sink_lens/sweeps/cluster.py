@@ -87,9 +87,8 @@ def check_engine(engine: str, *, workers: int | None) -> None:
         ) from error
     address = os.environ.get("RAY_ADDRESS", "")
     host, colon, port = address.rpartition("://")[2].rpartition(":")
-    if (
-        colon and port.isdecimal()
-    ):  # of no address, "auto" and "local", Ray says at once what it finds
+    # of no address, "auto" and "local", Ray says at once what it finds
+    if colon and port.isdecimal():
         try:
             socket.create_connection((host, int(port)), timeout=5.0).close()
         except (OSError, OverflowError) as error:

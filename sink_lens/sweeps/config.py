@@ -204,7 +204,7 @@ def sweep_config(
         for name in ("kind", "site"):
             if not isinstance(table.get(name, ""), str):
                 raise InputError(f"{name} of [[edits]] of {where} is {table[name]!r}; need a text")
-    blocks = tuple(EditGrid(**table) for table in edits)
+    grids = tuple(EditGrid(**table) for table in edits)
     if "metrics" in options:
         rows = _check_tables(options["metrics"], where=f"[[metrics]] of {where}")
         if not all(isinstance(row.get("name"), str) for row in rows):
@@ -219,7 +219,7 @@ def sweep_config(
     if options.get("prompts") == []:
         raise InputError(f"prompts of {where} is []; need a list of texts, one at least")
     options |= changes
-    grid = options.pop("grid", None) or Grid(edits=blocks, seed=options.get("seed", 0))
+    grid = options.pop("grid", None) or Grid(edits=grids, seed=options.get("seed", 0))
     return make_config(SweepConfig, None, {**options, "grid": grid}, where=where)
 
 

@@ -1,7 +1,6 @@
-"""A grid: edits x layers x positions x neurons or heads x factors x seeds, and the metrics that are read of each cell.
+"""A grid: edits x layers x positions x neurons or heads x factors x seeds; each combination is a *cell*.
 
-A *cell* is a set of edits. The sweep reads every metric of every cell on every sequence, beside the baseline run and
-beside *controls*: the same edit of as many units, heads or positions, drawn at random in the same layers.
+Its *controls* are the same edit of as many units, heads or positions, drawn at random in the same layers.
 """
 
 import json
@@ -71,9 +70,8 @@ class EditGrid(OptionLists):
 
     def n_edits(self, model: Sized, *, n_positions: int) -> int:
         """Return the number of edits on ``n_positions``: the product of the numbers of values on the axes."""
-        return prod(
-            len(values) for values in self.values_and_sizes(model, n_positions=n_positions)[0]
-        )
+        axes, _ = self.values_and_sizes(model, n_positions=n_positions)
+        return prod(map(len, axes))
 
     def _edited_site(self) -> str:
         return self.site or (KINDS[self.kind].site if self.kind in KINDS else None) or "neurons"
@@ -82,13 +80,10 @@ class EditGrid(OptionLists):
         self, model: Sized, *, n_positions: int
     ) -> tuple[list[list[Any]], dict[str, int]]:
         """Return the values on each axis and of each option, and axis -> its size, such as {"layer": 24}."""
-        kind, site = (
-            look_up_kind(self.kind, site=self._edited_site()),
-            site_of(self._edited_site(), family=model.family),
-        )
-        sizes = dict(
-            zip(site.axis_names, axis_sizes(model, site.axes, n_positions=n_positions), strict=True)
-        )
+        kind = look_up_kind(self.kind, site=self._edited_site())
+        site = site_of(self._edited_site(), family=model.family)
+        of_axes = axis_sizes(model, site.axes, n_positions=n_positions)
+        sizes = dict(zip(site.axis_names, of_axes, strict=True))
         if site.per_layer:
             sizes["layer"] = model.n_layers
         elif self.layers not in ("each", "all"):
@@ -99,11 +94,8 @@ class EditGrid(OptionLists):
         words = dict(zip(site.axis_names, site.axes.split()[1:], strict=True))
         for name in AXES:
             given = getattr(self, f"{name}s")
-            if (
-                given == "each"
-                and name in words
-                and model.has_differing_sizes(f"batch {words[name]}")
-            ):
+            is_each = given == "each" and name in words
+            if is_each and model.has_differing_sizes(f"batch {words[name]}"):
                 raise differing_sizes_error(site.name, axis=name)
             if name not in sizes:
                 if name != "layer" and given != "all":
@@ -111,21 +103,15 @@ class EditGrid(OptionLists):
                         f"{site.name!r} has the axes {site.axes!r}, no {name}s; leave {name}s out"
                     )
                 axes.append([None])
-            else:
-                first = kind.first_position if name == "position" else None
-                if first is not None and given == "all":
-                    raise InputError(
-                        f"{self.kind} needs positions, each from {first} on; found all"
-                    )
-                label = f"{name}s of {self.kind} {site.name}"
-                if name == "layer":
-                    each = given == "each"
-                    given = (
-                        list(model.layers_with(site.name))
-                        if each
-                        else _layers_from_start(given, model.n_layers)
-                    )
-                axes.append(axis_values(given, name=label, size=sizes[name], first=first or 0))
+                continue
+            first = kind.first_position if name == "position" else None
+            if first is not None and given == "all":
+                raise InputError(f"{self.kind} needs positions, each from {first} on; found all")
+            if name == "layer":
+                having = list(model.layers_with(site.name))
+                given = having if given == "each" else _layers_from_start(given, model.n_layers)
+            label = f"{name}s of {self.kind} {site.name}"
+            axes.append(axis_values(given, name=label, size=sizes[name], first=first or 0))
         return [*axes, *self._option_values()], sizes
 
     def _option_values(self) -> list[list[Any]]:
@@ -227,25 +213,21 @@ class Grid:
                     raise InputError(f"the grid has the cell {spec.label!r} twice; need each once")
                 specs[spec.identity] = spec
                 axis = control_axis(spec.part)
-                if (
-                    self.controls
-                    and axis is not None
-                    and (group := control_group(spec, axis=axis)) not in controls
-                ):
-                    size = (
-                        min(sizes[axis], shortest or n_positions)
-                        if axis in ("position", "key")
-                        else sizes[axis]
-                    )
+                if not self.controls or axis is None:
+                    continue
+                group = control_group(spec, axis=axis)
+                if group not in controls:
+                    size = sizes[axis]
+                    if axis == "position":
+                        size = min(size, shortest or n_positions)
                     controls[group] = self._random_controls(spec, axis=axis, size=size)
         return list(specs.values()), controls
 
     def _random_controls(self, spec: EditSpec, *, axis: str, size: int) -> list[EditSpec]:
         lowest = (KINDS[spec.kind].first_position or 0) if axis == "position" else 0
         n, most = len(spec.part.indices_on(axis) or ()), self.controls + SPARE_DRAWS
-        named = json.dumps(
-            spec.fields | {axis: n}, sort_keys=True
-        )  # the draws of a group are those of its text
+        # the draws of a group are those of its text
+        named = json.dumps(spec.fields | {axis: n}, sort_keys=True)
         drawn = draw_index_sets(named, n=n, size=size, lowest=lowest, most=most, seed=self.seed)
         chosen: list[dict[str, Any]] = [{f"{axis}s": indices} for indices in drawn]
         return [replace(spec, part=replace(spec.part, **indices)) for indices in chosen]

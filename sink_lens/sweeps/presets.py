@@ -12,8 +12,6 @@ from .config import SweepConfig
 from .grid import EditGrid, Grid
 from .kinds import SWEEP
 
-_OF_GRID = ("target_positions", "sink_position", "layers", "factors", "centres")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolateOptions:
@@ -81,18 +79,12 @@ def _sweep(asked: IsolateOptions, *, kind: str, **options: Any) -> SweepConfig:
     layers = "all" if asked.layers is None else [list(asked.layers)]
     edits = EditGrid(kind=kind, positions=list(targets), layers=layers, **options)
     read = dict.fromkeys((*targets, asked.sink_position))
-    shared = {
-        name: getattr(asked, name)
-        for name in IsolateOptions.__dataclass_fields__
-        if name not in _OF_GRID
-    }
+    masses = [MetricSpec(name="sink_mass", options={"sink_position": one}) for one in read]
+    names = IsolateOptions.__dataclass_fields__.keys() & SweepConfig.__dataclass_fields__.keys()
     return SweepConfig(
         grid=Grid(edits=(edits,), controls=asked.controls, seed=asked.seed),
-        metrics=(
-            *(MetricSpec(name="sink_mass", options={"sink_position": one}) for one in read),
-            MetricSpec(name="loss"),
-        ),
-        **shared,
+        metrics=(*masses, MetricSpec(name="loss")),
+        **{name: getattr(asked, name) for name in names},
     )
 
 

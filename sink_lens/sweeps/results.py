@@ -102,17 +102,8 @@ class SweepResult(Result):
             drawn = [self.figure()]
         top = self.top()
         cells = top.assign(edit=[cell_name(row) for row in top.to_dict("records")])
-        columns = (
-            "edit",
-            "metric",
-            "baseline",
-            "effect",
-            "ci_low",
-            "ci_high",
-            "control_effect",
-            "error",
-        )
-        return *drawn, cells.filter(items=columns)
+        columns = ("edit", "metric", "baseline", "effect", "ci_low", "ci_high")
+        return *drawn, cells.filter(items=(*columns, "control_effect", "error"))
 
 
 def values_by_cell(numbers: pd.DataFrame, *, n: int) -> pd.DataFrame:
@@ -133,11 +124,9 @@ def mask_short_sequences(
     needed = np.array([cell.tokens for cell in cells.every])
     if needed.max(initial=0) <= lengths.min():
         return numbers
-    sequences = numbers["sequence"].to_numpy()
-    each = numbers.groupby(["cell", "metric"])["sequence"].transform("size").to_numpy() == len(
-        lengths
-    )
-    found = np.where(each, lengths[sequences], lengths.min())
+    counts = numbers.groupby(["cell", "metric"])["sequence"].transform("size").to_numpy()
+    of_sequence = lengths[numbers["sequence"].to_numpy()]
+    found = np.where(counts == len(lengths), of_sequence, lengths.min())
     return numbers.assign(value=numbers["value"].mask(found < needed[numbers["cell"].to_numpy()]))
 
 
@@ -209,15 +198,17 @@ def show_sweep(found: SweepResult) -> "Iterator[str | PageTable]":
             for row in rows.to_dict("records")
         ]
         yield f"strongest effects on {metric}"
-        yield PageTable(heads=heads, numeric=(False, *(True for _ in heads[1:])), rows=cells)
+        yield PageTable(heads=heads, numeric=(False, True, True, True, True), rows=cells)
 
 
 def answer_of_sweep(found: SweepResult) -> dict[str, Any]:
-    counts = {"failed": len(found.failed), "cells": len(found.frame["cell"].unique())}
-    strongest = {
-        metric: rows.to_dict("records") for metric, rows in _strongest_by_metric(found).items()
+    strongest = _strongest_by_metric(found)
+    return {
+        "sentence": found.headline,
+        "failed": len(found.failed),
+        "cells": found.frame["cell"].nunique(),
+        "strongest": {metric: rows.to_dict("records") for metric, rows in strongest.items()},
     }
-    return {"sentence": found.headline, **counts, "strongest": strongest}
 
 
 def failed(found: SweepResult) -> bool:

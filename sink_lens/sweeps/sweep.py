@@ -127,10 +127,16 @@ def sweep(
             compute(writer, [block.name for block in made[0][1].blocks])
         return asked.finish(writer, made[0][1])
 
-    steps = {"begin": begin, "check": check, "compute": compute, "finish": finish}
     with place_of_run(out, name=asked.lens.name) as place:
         found = compute_run(
-            place.folder, shard=shard, overwrite=overwrite, open_run=asked.open, **steps
+            place.folder,
+            shard=shard,
+            overwrite=overwrite,
+            open_run=asked.open,
+            begin=begin,
+            check=check,
+            compute=compute,
+            finish=finish,
         )
         if found is None:
             return SweepResult.unfinished(place.folder, shard=str(shard))
@@ -138,12 +144,8 @@ def sweep(
 
 
 def run_sweep(config: SweepConfig, *, out: Path | None, **how: Any) -> SweepResult:
-    return sweep(
-        config.model,
-        config=config,
-        out=default_run_folder(config.model) if out is None else out,
-        **how,
-    )
+    folder = default_run_folder(config.model) if out is None else out
+    return sweep(config.model, config=config, out=folder, **how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,10 +184,8 @@ class _Request:
 
         The plan says how cells share forwards; one that the folder has is used again.
         """
-        to_run, metrics = (
-            self.cells.every,
-            resolve_metrics(self.metrics, self.lens, tokens=self.batch),
-        )
+        to_run = self.cells.every
+        metrics = resolve_metrics(self.metrics, self.lens, tokens=self.batch)
         if writer.has("plan"):
             plan = read_plan(writer.folder / "plan.json")
         else:
@@ -218,9 +218,8 @@ class _Request:
         return job, own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
-        numbers = pd.concat(
-            [_read_block(writer.folder, block) for block in own.blocks], ignore_index=True
-        )
+        blocks = [_read_block(writer.folder, block) for block in own.blocks]
+        numbers = pd.concat(blocks, ignore_index=True)
         numbers = mask_short_sequences(numbers, self.cells, tokens=self.batch)
         frame, drawn = effect_tables(
             self.cells,
@@ -255,10 +254,9 @@ class _Request:
         if isinstance(self.what, Grid):
             own: dict[str, Any] = {"grid": self.what.config()}
         else:
-            code = function_hash([edit.change for one in self.what for edit in one.edits])
             own = {
                 "grid": [one.identity for one in self.what],
-                "code": code,
+                "code": function_hash([edit.change for one in self.what for edit in one.edits]),
                 "controls": self.how.grid.controls,
             }
         metrics = [metric_config(one) for one in self.metrics]
@@ -299,13 +297,13 @@ def _run_blocks(
     todo = [
         block
         for block in blocks
-        if not _is_block_done(writer, block, retry_failed=how.retry_failed)
+        if not writer.has(block.name)
+        or (how.retry_failed and _read_block(writer.folder, block)["error"].notna().any())
     ]
-    total = sum(len(block.cells) for block in blocks)
-    done = total - sum(len(block.cells) for block in todo)
+    total, left = (sum(len(block.cells) for block in some) for some in (blocks, todo))
     with tqdm(
         total=total,
-        initial=done,
+        initial=total - left,
         desc="sweep",
         unit="cell",
         disable=not progress,
@@ -355,9 +353,9 @@ def _collect_request(
     name = {"model": str(model)} if named else {}
     how = make_config(SweepConfig, config, {**fields, "grid": of, **name}, where="sweep")
     what = how.grid if what is None or isinstance(what, Grid) else what
-    header = (
-        None if not named else check_sequences(how) if tokens is None else find_header(how.model)
-    )
+    header = None
+    if named:
+        header = check_sequences(how) if tokens is None else find_header(how.model)
     if header is not None and isinstance(what, Grid):  # before the weights are read
         longest = max_n_tokens(some) if (some := texts or how.prompts) else how.length
         what.n_cells(header, n_positions=longest if batch is None else batch.n_positions)
@@ -368,12 +366,6 @@ def _collect_request(
     given = given or [import_metric(one.name) if ":" in one.name else one for one in how.metrics]
     what = in_texts(what, batch)
     return _Request(lens=lens, what=what, batch=batch, metrics=given, how=how)
-
-
-def _is_block_done(writer: RunWriter, block: Block, *, retry_failed: bool) -> bool:
-    if not writer.has(block.name):
-        return False
-    return not (retry_failed and bool(_read_block(writer.folder, block)["error"].notna().any()))
 
 
 def _read_block(folder: Path, block: Block) -> pd.DataFrame:
