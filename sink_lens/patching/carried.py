@@ -10,13 +10,13 @@ from ..edits.effect_table import shown_rows
 from ..text import as_ranges, join_and, percent, token_text
 
 AXES = ("layer", "position", "head", "key", "unit")
-"""The columns that a table of patches may have for what was swept."""
+"""Columns of what may be swept."""
 UNLIKE = "(mixed)"
-"""Label of a position that is not the same place in all pairs, so that a mean over pairs is none of one place."""
+"""Label of a position that is not the same place in all pairs."""
 _CARRIES = 0.5
 """A position carries the decision where patching it makes up this share of the difference, in two layers or more."""
 _SAME_EFFECT = 0.8
-"""Patches of neighbouring layers belong together where the weaker of both has this share of the stronger's effect."""
+"""Neighbouring layers belong together if the weaker effect has this share of the stronger one."""
 
 
 def position_name(position: int, labels: Mapping[int, str]) -> str:

@@ -38,7 +38,6 @@ def run_patch(
     overwrite: bool,
     progress: bool,
 ) -> PatchResult | AttributionResult:
-    """Measure or approximate the patches of a configuration, or of its ``shard``, in the run folder ``out``."""
     if shard is not None and config.approximate:
         raise InputError(
             "shard=... and approximate=True were given; an approximation is one pass, which is not divided"

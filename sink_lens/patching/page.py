@@ -136,7 +136,6 @@ def patch_map(
 
 
 def mapped_column(frame: pd.DataFrame) -> str:
-    """Return the column that a heat map draws: the normalised effect if some are defined."""
     there = "normalised_effect" in frame and bool(frame["normalised_effect"].notna().any())
     return "normalised_effect" if there else "effect"
 

@@ -38,7 +38,6 @@ class PromptPair:
 
     @check_calls
     def run_and_source(self, direction: Direction) -> tuple[TokenBatch, TokenBatch]:
-        """Return the batch that is patched and the batch whose values are put in."""
         return (
             (self.corrupted, self.clean)
             if direction == "denoising"
@@ -96,7 +95,7 @@ def _position_labels(joined: pd.DataFrame, *, n_pairs: int, aligned: bool) -> di
     """Return position -> label, from a row for each token of both runs with its sequence and position.
 
     A position is one place if all pairs have its tokens, or if all differ there, or none does. The latter two are
-    believed up to the first position that all pairs neither have nor differ at, and everywhere if ``aligned``.
+    believed up to the first position that is neither, and everywhere if ``aligned``.
     """
     labels, follows = {}, True
     for position, own in joined.groupby("position"):

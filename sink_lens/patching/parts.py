@@ -197,7 +197,6 @@ def _checked_indices(
 
 
 def check_put_edit(config: PatchConfig) -> None:
-    """Refuse an edit in ``config.put`` that does not fit the site, or has the wrong options."""
     if config.put != "source":
         make_put_spec(config, Part(site="resid_pre" if config.site == EVERY else config.site))
     elif config.factor is not None:

@@ -1,7 +1,6 @@
 """Count the passes of ``patch``, and refuse what the headers tell before the weights are read; without torch.
 
-Which cells differ between the runs only the model can tell; before the first token that differs none does, and after
-it all are counted.
+Before the first token that differs between the runs no cell can differ; after it all are counted.
 """
 
 from ..estimate import PassCount, PassCounts, Sizes, forward_activation_bytes, max_n_tokens
@@ -24,11 +23,7 @@ _BESIDE = 14
 
 
 def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
-    """Estimate the passes and memory of ``patch``; None if the tokenizer's file is missing.
-
-    Raises:
-        InputError: what ``patch`` would refuse before it measures, as far as it is known.
-    """
+    """Estimate the passes and memory of ``patch``; None if the tokenizer's file is missing."""
     config.check_together()
     header, prompts = sizes.header, config.prompts
     texts = [one for side in prompts for one in side if isinstance(one, str)]
@@ -92,7 +87,7 @@ def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
 
 
 def check_before_loading(config: PatchConfig) -> None:
-    """Refuse a site and places that the model lacks, by the headers of its files, before weights are read."""
+    """Refuse a site and places that the model lacks, by the headers of its files."""
     config.check_together()
     clean, corrupted = config.prompts
     if config.put == "source" and clean:

@@ -23,20 +23,20 @@ from .parts import counts_back, part_identity, part_in_text
 from .run_pair import MakesEdit, RunPair
 
 Row = tuple[str, int, float, bool]
-"""One sequence of one patch: identity of the part, sequence, value of the metric, and whether it changed anything."""
+"""Identity of the part, sequence, value of the metric, and whether the patch changed anything."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Patches:
-    """Patches of some parts of a site, and the engine that runs those which may change the metric."""
+    """Patches of some parts of a site, and the engine that runs them."""
 
     runs: RunPair
     parts: Mapping[str, Part]
     """Identity -> part."""
     able: Sequence[Part]
-    """The parts whose patch may change the metric: the engine's cells."""
+    """The parts whose patch may change the metric."""
     engine: Engine | None
-    """None if no patch may change the metric."""
+    """Its cells are ``able``; None if there are none."""
     make: MakesEdit | None
 
     @classmethod
@@ -70,7 +70,6 @@ class Patches:
 
     @property
     def blocks(self) -> Sequence[Block]:
-        """The blocks of cells that the engine runs."""
         return () if self.engine is None else self.engine.blocks
 
     def measure(
@@ -123,8 +122,8 @@ class Patches:
 def _source_cell(runs: RunPair, part: Part) -> Cell:
     """Make the cell that puts the source run's values into a part, from the first position at which the runs differ.
 
-    Where the part counts back from the end, all texts' positions are edited, and each text keeps its own values at
-    those of the others.
+    If the part counts back from the end, all texts' positions are edited, and each text keeps its own values at those
+    of the others.
     """
     site, begin, run, source = part.site, 0, runs.held, runs.given
     by_text: list[Part] | None = None

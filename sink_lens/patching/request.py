@@ -37,7 +37,6 @@ class PatchRequest:
 
     @property
     def asked(self) -> dict[str, Any]:
-        """The model and the question, for the run's folder."""
         return {
             "lens": self.runs.lens,
             "metric": self.runs.metric,
@@ -88,7 +87,6 @@ class PatchRequest:
 def make_patch_request(
     lens: LensModel, clean: Sequences | None, corrupted: Sequences | None, *, config: PatchConfig
 ) -> PatchRequest:
-    """Check the configuration, run both prompts, and choose the parts to patch and random ones as controls."""
     if config.approximate:
         raise InputError(
             "approximate was given to patch, which makes real patches; call attribution_patch"

@@ -250,7 +250,6 @@ def mark_unlike(
 
 
 def fields_of_patches(runs: RunPair, pair: PromptPair, config: PatchConfig) -> dict[str, Any]:
-    """Return the fields of ``MeasuredPatches`` except ``rows``."""
     return {
         "site": runs.site,
         "metric": runs.metric.name,
@@ -431,7 +430,6 @@ class AttributionResult(MeasuredPatches):
 
 
 def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
-    """Join the results of several sites into one whose ``frame`` also has the column ``site``."""
     first = results["resid_pre"]  # which every layer has
     by, folder = (*first.by, "site"), None if first.folder is None else first.folder.parent
     of_every: dict[str, Any] = {"site": EVERY, "by": by, "folder": folder, "opens": None}
@@ -457,7 +455,6 @@ def join_sites(results: Mapping[str, PatchResult]) -> PatchResult:
 
 
 def write_result(writer: RunWriter, result: PatchResult | AttributionResult) -> None:
-    """Write a result's tables, heat map and strongest patches (the table ``summary``)."""
     for name, frame in result.tables.items():
         writer.write_table(name, _rename_for_folder(frame))
     if result.by:

@@ -99,7 +99,7 @@ def leave_unfinished(
     patches: Patches,
     rows: Mapping[str, Sequence[Row]],
 ) -> None:
-    """Write measured blocks into a new folder in ``runs``, and say so in a note of the error."""
+    """Write measured blocks into a new folder, and say so in a note of the error."""
     if not rows:
         return
     folder = default_run_folder(patches.runs.lens.name)
@@ -175,8 +175,7 @@ def open_run(
 ) -> RunWriter:
     """Open the run folder of ``patch``: a new one, or one in which the same run was stopped.
 
-    Functions and edits are recorded by name and by the hashes of what they do: a stopped run needs the same ones.
-    ``part`` is the number of a shard, ``how`` is passed to ``create_run``.
+    Functions and edits are recorded by name and by the hashes of what they do. ``part`` is the number of a shard.
     """
     provenance = describe_provenance(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}

@@ -32,7 +32,7 @@ from .pairs import PromptPair, Sequences, batch_of_prompts, pair_prompts
 from .parts import make_put_spec, parts_to_patch, select_part
 
 MakesEdit = Callable[..., Edit]
-"""Makes an edit from a site and the arguments that choose a part of it, such as ``edits.zero``."""
+"""Makes an edit from a site and its part, such as ``edits.zero``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,6 @@ class RunPair:
     run: TokenBatch
     """The sequences that are patched."""
     other: TokenBatch
-    """The sequences of the source run."""
     site: str
     metric: Metric
     baseline: Float[Tensor, " sample"]
@@ -58,20 +57,19 @@ class RunPair:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The sizes of the site's axes after the sequence axis, such as (positions, heads, width)."""
+        """The sizes of the site's axes, such as (positions, heads, width)."""
         return tuple(next(iter(self.held.values())).shape[1:])
 
     def can_change(self, part: Part) -> bool:
-        """Check whether the runs differ in a part, and the metric reads something computed after it."""
+        """Check whether the runs differ in a part that the metric is computed after."""
         return self.is_before_metric(part) and self.has_difference(part)
 
     def is_before_metric(self, part: Part) -> bool:
-        """Check whether the metric reads something that is computed after a part."""
         first, read = min(part.layers or (0,)), self.metric.read_layers(self.lens.n_layers)
         return self.metric.reads_past_layers or max(read) >= first
 
     def has_difference(self, part: Part) -> bool:
-        """Check whether the runs have different values in a part, in a sequence that has it."""
+        """Check whether the runs differ in a part, in a sequence that has it."""
         lengths, having = self.run.lengths.tolist(), ~self._are_short(part)
         for key in {site_key(part.site, layer) for layer in part.layers or ()}:
             own, other = (select_part(part, one[key], lengths) for one in (self.held, self.given))
@@ -80,7 +78,7 @@ class RunPair:
         return False
 
     def unlike_places(self, part: Part, labels: Mapping[int, str]) -> list[int]:
-        """Return the positions and keys of a part that are not one place in all pairs; [] if it has all of them."""
+        """Return the positions and keys of a part that are not one place in all pairs; none if it has all of them."""
         own = replace_full_axes_by_none(part, sizes=self.sizes)
         places = (*(own.positions or ()), *(own.keys or ()))
         return [one for one in places if labels.get(one) == UNLIKE]
@@ -88,7 +86,6 @@ class RunPair:
     def nan_where_short(
         self, part: Part, values: Float[Tensor, " sample"]
     ) -> Float[Tensor, " sample"]:
-        """Set ``values``, one per sequence, to nan for sequences that are too short to have the part."""
         short = self._are_short(part)
         return values.masked_fill(short.any() if self.metric.whole_batch else short, torch.nan)
 
@@ -97,7 +94,6 @@ class RunPair:
         return self.run.lengths.cpu() < whole.n_tokens_needed
 
     def edit_maker(self, config: PatchConfig) -> MakesEdit | None:
-        """Return the function that makes a part's edit; None if source values are put in."""
         if callable(config.put):
             return config.put
         if config.put == "source":

@@ -1,7 +1,4 @@
-"""Number of BOS tokens that a tokenizer puts in front of a text and of a chat.
-
-It is found by using the tokenizer, not by reading its files.
-"""
+"""Number of BOS tokens that a tokenizer puts in front of a text and of a chat, found by using it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -48,10 +45,10 @@ _LOOPS = (nodes.For, nodes.Macro, nodes.CallBlock)
 
 
 def _unrendered_reason(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return why a chat template is not rendered here, since it may never end; empty if it is, or if there is none.
+    """Return why a chat template is not rendered: it may be anybody's program, and never end. "" if it is.
 
-    A template may be anybody's program. One is rendered that has at most one level of loops, no ``range`` or
-    multiplication, and nothing that is joined to itself.
+    One is rendered that has at most one level of loops, no ``range`` or multiplication, and nothing that is joined to
+    itself.
     """
     template = tokenizer.chat_template
     if not isinstance(template, str):

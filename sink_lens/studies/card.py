@@ -130,7 +130,7 @@ def card(
 
 
 def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Return what ``card.json`` holds. Undefined numbers are None."""
+    """Return what ``card.json`` holds; undefined numbers are None."""
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = measure_rounding(lens, batch, position=seen.location.sink_position)
     rate = _mean_with_interval(sink_rate_by_sequence(seen), seen)

@@ -55,7 +55,7 @@ def compare_models(
     overwrite: bool,
     started: str,
 ) -> Study:
-    """Compare ``lens`` with ``other``, or with the second model of ``config``, and write a run of kind ``diff``."""
+    """Compare ``lens`` with ``other``, or with the second model of ``config``; the run's kind is ``diff``."""
     if other is None or isinstance(other, str | Path):
         second = load(config.others[0], device=config.device, dtype=config.dtype)
     else:

@@ -344,7 +344,7 @@ def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:
 
 
 def _read_large_dimensions(view: LayerView) -> Tensor:
-    """Return on what share of later tokens each dimension is large, and its mean magnitude: "batch d_model 2"."""
+    """Return each dimension's share of later tokens that it is large on, and its mean magnitude: "batch d_model 2"."""
     others = view.valid.clone()
     others[:, 0] = False
     h = view["resid_post"].float()

@@ -35,7 +35,6 @@ def count_study_passes(config: StudyConfig, sizes: Sizes) -> PassCounts:
 
 
 def cost_of_cards(config: CardConfig) -> Iterator[Cost]:
-    """Yield the cost of a card, of a comparison, or of each card that a table needs; InputError if it needs none."""
     if not config.makes_table():
         yield estimate_cost(config, count_study_passes)
         return

@@ -63,7 +63,6 @@ class FullPrecision:
 
 
 def largest_channels(sizes: Sizes, n: int) -> dict[str, dict[int, list[int]]]:
-    """Return site -> layer -> the ``n`` channels with the largest magnitudes; empty if ``n`` is 0."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items() if n else ():
         found.setdefault(site, {})[layer] = (
@@ -352,7 +351,6 @@ class _TextHalf:
         channels: int = 0,
         draw: int | None = None,
     ) -> dict[str, Any]:
-        """Return a row of ``conditions``."""
         change = self._paired_change(losses, self.clean)
         closed = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
         if self.is_costly:
@@ -421,7 +419,6 @@ def draw_ordinary_tokens(
 def draw_other_channels(
     sizes: Sizes, *, taken: Channels, n: int, generator: torch.Generator
 ) -> dict[str, dict[int, list[int]]]:
-    """Draw ``n`` random channels per site and layer, none of them in ``taken``."""
     found: dict[str, dict[int, list[int]]] = {}
     for (site, layer), values in sizes.items():
         gone = set(taken[site][layer])

@@ -63,7 +63,6 @@ COMPARED = {
 
 
 def sink_onset_layer(seen: ObservedModel, *, threshold: float) -> int | None:
-    """Return the first layer whose mean attention to the sink is above the threshold; None if there is none."""
     return onset_layer(sink_mass(seen).nanmean(1).nanmean(1), threshold=threshold)
 
 

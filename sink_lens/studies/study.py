@@ -68,7 +68,6 @@ class Measured:
     frames: Mapping[str, pd.DataFrame]
     headline: str
     kernel: str = "eager"
-    """The attention kernel."""
     decision: Mapping[str, Any] = field(default_factory=dict)
     """Output of ``--json``."""
     files: Mapping[str, Any] = field(default_factory=dict)
@@ -93,14 +92,8 @@ def study(
 ) -> Callable[[Callable[..., Measured]], Callable[..., Study]]:
     """Decorate a measuring function, so that it becomes the study that users call and writes a run folder.
 
-    The decorated function takes ``lens, batch, *, config, progress`` and returns ``Measured``. The study
-    keeps its name and docstring.
-
-    Args:
-        asked: the study's configuration.
-        kind: the kind of run; the function's name if empty.
-        result: the class of the study's result.
-        every_layer: refuse models that have layers without attention.
+    The decorated function takes ``lens, batch, *, config, progress``. The study keeps its name and docstring.
+    ``every_layer`` refuses models that have layers without attention.
     """
 
     def wrap(measure: Callable[..., Measured]) -> Callable[..., Study]:
@@ -141,7 +134,6 @@ def study(
 
 
 def command_of(function: Callable[..., Study]) -> Callable[..., Study]:
-    """Return the function of a study's command."""
 
     def run(config: ReadConfig, **how: Any) -> Study:
         how["out"] = how["out"] or default_run_folder(config.model)
@@ -162,7 +154,6 @@ def write_study(
     started: str,
     result: type[Study] = Study,
 ) -> Study:
-    """Return what a study ``found`` as a ``result``; write it into the run folder ``out``, if given."""
     frames = {"tokens": decode_tokens(batch, lens.tokenizer)} | dict(found.frames)
     seeds = {"tokens": batch.seed, "bootstrap": config.seed, "controls": config.seed}
     with (

@@ -85,9 +85,9 @@ class Cells:
     n: int
     """Cells of the table."""
     drawn: Sequence[int] = ()
-    """The numbers of the controls, by group: the rows of the table ``controls``."""
+    """The controls, by group: the rows of the table ``controls``."""
     controls: Sequence[Sequence[int]] = ()
-    """The numbers of the controls of each cell of the table: of its group, with none of its own units."""
+    """The controls of each cell of the table: of its group, with none of its own units."""
 
 
 What = Grid | Sequence[OwnCell]
@@ -157,10 +157,7 @@ def cells_of(
 ) -> Cells:
     """Return the numbered cells of a sweep over ``tokens``, and their random controls.
 
-    A grid says its controls itself; of your own each cell has as many as ``controls``, drawn by ``seed``.
-
-    Raises:
-        InputError: a grid that cannot be used; no cells, or two cells with the same name and place.
+    A grid says its controls itself; each cell of your own has as many as ``controls``, drawn by ``seed``.
     """
     if isinstance(what, Grid):
         return grid_cells(
@@ -249,7 +246,6 @@ def _random_edits(
 
 
 def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | None = None) -> Cells:
-    """Return the numbered cells of a grid and its random controls, for sequences of ``shortest`` to ``n_positions``."""
     specs, drawn = grid.specs_and_controls(lens, n_positions=n_positions, shortest=shortest)
     numbers = {spec.identity: number for number, spec in enumerate(specs)}
     every = list(specs)

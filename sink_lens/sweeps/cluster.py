@@ -23,7 +23,7 @@ from .cells import OwnCell, cells_of
 from .grid import Grid
 
 _RETRIES = 3
-"""Number of times that Ray restarts a dead worker and repeats its block."""
+"""Times that Ray restarts a dead worker and repeats its block."""
 
 Blocks = Generator[tuple[Block, pd.DataFrame], None, None]
 
@@ -34,7 +34,7 @@ class Job:
 
     model: str
     weights: str
-    """Hash of the weights."""
+    """Their hash."""
     dtype: str
     tokens: TokenBatch
     what: Grid | tuple[OwnCell, ...]
@@ -67,12 +67,7 @@ class Job:
 
 
 def check_engine(engine: str, *, workers: int | None) -> None:
-    """Check that the sweep can be computed with this engine before anything is written.
-
-    Raises:
-        InputError: Ray is not installed, its cluster does not answer (Ray itself would wait minutes), or workers are
-            given without Ray.
-    """
+    """Refuse an engine that cannot compute the sweep, before anything is written; Ray itself would wait minutes."""
     if engine != "ray":
         if workers is not None:
             raise InputError(

@@ -185,7 +185,6 @@ def config_of_command(settings: Mapping[str, Any], where: str) -> SweepConfig:
 def sweep_config(
     given: Mapping[str, Any], *, where: str = "the sweep", **changes: Any
 ) -> SweepConfig:
-    """Make the configuration of a sweep from the content of the file ``where``; fields in ``changes`` win."""
     from ..edits.named_metrics import METRICS, MetricSpec
     from .grid import EditGrid, Grid
 

@@ -76,8 +76,8 @@ def effect_figure(
 ) -> Picture:
     """Draw a panel for each kind of edit and site: points with intervals over one swept axis, a heat map over two.
 
-    With three swept axes or more, a pixel shows the value of largest magnitude along the axes that are not drawn. If a
-    few values are more than twice as large as all others, colours end at the others' and these are marked.
+    With three axes or more, a pixel shows the value of largest magnitude along the axes that are not drawn. If a few
+    values are more than twice as large as all others, colours end at the others' and these are marked.
 
     Raises:
         RunError: nothing was swept over numbers, or the frame has no such column.
@@ -136,7 +136,6 @@ def _unit_text(frame: pd.DataFrame) -> str:
 
 
 def swept_panels(frame: pd.DataFrame, *, value: str) -> list[tuple[str, pd.DataFrame, list[str]]]:
-    """Return (name, rows, swept axes) for each panel that draws ``value``; one kind of edit at one site has a panel."""
     if value not in frame.columns:
         raise RunError(
             f"there is no column {value!r}; need one of {', '.join(map(str, frame.columns))}"

@@ -10,11 +10,7 @@ _BESIDE = 8
 
 
 def count_sweep_passes(config: SweepConfig, sizes: Sizes) -> PassCounts | None:
-    """Estimate a sweep's forward passes and memory; None if the tokenizer's file is missing for prompts.
-
-    Raises:
-        InputError: what ``sweep`` would refuse, as far as it is known.
-    """
+    """Estimate a sweep's passes and memory; None if it has prompts, and the tokenizer's file is missing."""
     header = sizes.header
     check_sequences_fit(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
     lengths = [config.length] * config.sequences

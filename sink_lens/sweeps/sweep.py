@@ -1,7 +1,6 @@
 """``sweep``: the blocks of a grid computed, written as they are finished, and made into a table.
 
-A stopped sweep goes on where it was. ``plan.json`` keeps how the cells share forwards, so that the numbers are the same
-too.
+A stopped sweep goes on where it was; ``plan.json`` keeps how the cells share forwards, and so the same numbers.
 """
 
 import contextlib
@@ -277,7 +276,6 @@ class _Request:
 
     @cached_property
     def mean_sentences(self) -> list[str]:
-        """Sentences on the tokens that the grid's kinds of mean are taken over."""
         kinds = {one.kind for one in self.what.edits} if isinstance(self.what, Grid) else set()
         return [
             tokens_to_average(self.lens, self.batch, mean).words for mean in MEANS if mean in kinds

@@ -69,7 +69,6 @@ def _changes_text(frame: pd.DataFrame, metric: str, *, least: float) -> str:
 
 
 def _doubt(rows: pd.DataFrame, *, least: float) -> str:
-    """Say why the first of a metric's rows is not shown."""
     best = rows.iloc[0]
     if not np.isfinite(best["ci_low"]):
         return "one sequence has no interval"
@@ -185,7 +184,6 @@ def _without_controls_sentence(rows: pd.DataFrame) -> str:
 
 
 def _sds_text(frame: pd.DataFrame, least: float) -> str:
-    """Return the least effect in words, and whose standard deviation it is in."""
     has_controls = frame["n_controls"].fillna(0).to_numpy(float) > 1
     of = ["the effects of random edits"] * bool(has_controls.any())
     if not has_controls.all():
@@ -194,7 +192,6 @@ def _sds_text(frame: pd.DataFrame, least: float) -> str:
 
 
 def few_sequences_note(frame: pd.DataFrame) -> str:
-    """Return a sentence that warns of intervals over too few sequences; "" if there are none."""
     counts = frame.loc[frame["n"].gt(0) & frame["n"].lt(FEW), "n"]
     if counts.empty:
         return ""
@@ -223,7 +220,6 @@ def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFr
 
 
 def effect_text(row: Mapping[Any, Any]) -> str:
-    """Return an effect and its interval as text."""
     marked = MARK if 0 < row.get("n", FEW) < FEW else ""
     return f"{as_text(float(row['effect']))} {interval_text(row['ci_low'], row['ci_high'])}{marked}"
 

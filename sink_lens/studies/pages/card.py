@@ -1,4 +1,4 @@
-"""The page of ``card``: a model's sinks and outliers, what writes them, and what removing them costs."""
+"""The page of ``card``."""
 
 import pandas as pd
 from matplotlib.figure import Figure

@@ -1,4 +1,4 @@
-"""The page of ``card`` with two models: what changed from the first to the second."""
+"""The page of ``card`` with two models."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The page of ``quantise``: what a format costs, and what keeping a small set gives back."""
+"""The page of ``quantise``, and what its command prints."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any

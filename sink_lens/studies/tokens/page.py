@@ -1,4 +1,4 @@
-"""The page of ``sink-lens tokens``: which tokens are sinks, which are massive, and which dimensions are large."""
+"""The page of ``sink-lens tokens``, and what its command prints."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -256,7 +256,6 @@ AGREEMENT = {
     "massive_only": "massive only",
     "jaccard": "agreement",
 }
-"""Columns of the table of sinks and massive activations, with their heads."""
 
 
 TOKENS = Page(
@@ -297,7 +296,6 @@ TOKENS = Page(
         Listed(key="token-ids", title="By token", make=_token_id_table),
     ),
 )
-"""The page of a run of kind "tokens"."""
 
 
 def show_tokens(found: Result) -> Iterator[str | PageTable]:
