@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pandas as pd
 import torch
@@ -12,7 +12,7 @@ import torch
 from ..errors import InputError
 from ..models.load import load
 from ..records import default_run_folder
-from ..text import as_text, interval_text, plural, token_text
+from ..text import plural, token_text
 from .attribution import attribution_patch
 from .config import PatchConfig, PatchView
 from .passes import check_before_loading
@@ -67,6 +67,7 @@ def show_patch(
     from rich.text import Text
 
     from ..report.html import page_title
+    from ..report.page import page_table
 
     for folder in found.folders:
         yield Text(f"{page_title(folder)}.", style="bold")
@@ -76,11 +77,8 @@ def show_patch(
     if found.unlike:
         yield found.unlike
     few = found.differences.head(_MOST_DIFFERENCES)
-    lines = [
-        (str(sequence), str(position), token_text(a), token_text(b))
-        for sequence, position, a, b in few.itertuples(index=False)
-    ]
-    yield _text_table(("sequence", "position", "clean", "corrupted"), lines)
+    texts = {name: few[name].map(token_text) for name in ("clean", "corrupted")}
+    yield page_table(few.assign(**texts), few.columns)
     yield (
         f"the strongest of {len(found.frame)} patches of {found.site}, {found.direction}: {found.metric} "
         f"{found.baseline:.4g} in the baseline run, {found.source:.4g} in the run that the values come from"
@@ -91,31 +89,25 @@ def show_patch(
 
 
 def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "PageTable":
-    heads = {"value": found.metric, "effect": "effect", "95%": "95%", "control_effect": "controls"}
-    heads |= {"normalised_effect": "of the way", "approximation": "approx."}
+    from ..report.page import ci_texts, page_table
+
     frame = found.strongest(top)
-    heads |= {"effect": "approx."} if "method" in frame else {}
     if "ci_low" in frame.columns:
-        frame["95%"] = [
-            interval_text(low, high)
-            for low, high in zip(frame["ci_low"], frame["ci_high"], strict=True)
-        ]
-    names = [name for name in heads if name in frame.columns and bool(frame[name].notna().any())]
-    lines = []
-    for row in frame.to_dict("records"):
-        text = found.labels.get(int(row["position"]), "") if "position" in row else ""
-        where = [row[name] if name == "site" else str(int(row[name])) for name in found.by]
-        cells = (
-            row[name] if isinstance(row[name], str) else as_text(float(row[name])) for name in names
-        )
-        lines.append((*where, token_text(text) if text else "", *cells))
-    return _text_table((*found.by, "token", *(heads[name] for name in names)), lines)
-
-
-def _text_table(headings: tuple[str, ...], rows: list[Any]) -> "PageTable":
-    from ..report.page import PageTable
-
-    return PageTable(heads=headings, numeric=tuple(False for _ in headings), rows=rows)
+        frame["95%"] = ci_texts(frame)
+    places = frame["position"].tolist() if "position" in frame.columns else [None] * len(frame)
+    labels = [found.labels.get(place) for place in places]
+    frame["token"] = [token_text(label) if label else "" for label in labels]
+    heads = {
+        "value": found.metric,
+        "effect": "approx." if "method" in frame.columns else "effect",
+        "95%": "95%",
+        "control_effect": "controls",
+        "normalised_effect": "of the way",
+        "approximation": "approx.",
+    }
+    known = [name for name in heads if name in frame.columns and bool(frame[name].notna().any())]
+    shown = {name: name for name in (*found.by, "token")} | {name: heads[name] for name in known}
+    return page_table(frame, shown, most=len(frame))
 
 
 def answer_of_patch(

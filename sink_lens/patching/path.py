@@ -166,12 +166,9 @@ def path_patch(
     refuse_equal_tokens(not pair.differences.empty)
     run, source = pair.run_and_source(asked.direction)
     measured = as_metric(asked.metric, lens, pair.clean, pair.corrupted)
-    given_senders = asked.sender if isinstance(asked.sender, list) else [asked.sender]
-    senders = [_read_part(lens, given, tokens=run) for given in given_senders]
-    end = _read_part(lens, asked.receiver, tokens=run)
-    chosen = [
-        one for part in (*senders, end) for one in (*(part.positions or ()), *(part.keys or ()))
-    ]
+    given = asked.sender if isinstance(asked.sender, list) else [asked.sender]
+    *senders, end = every = [_read_part(lens, one, tokens=run) for one in (*given, asked.receiver)]
+    chosen = [one for part in every for one in (*(part.positions or ()), *(part.keys or ()))]
     if said := unlike_text((one for one in chosen if pair.labels.get(one) == UNLIKE), ends=False):
         warnings.warn(said, stacklevel=2)
     for start in senders:
@@ -180,19 +177,12 @@ def path_patch(
                 f"the sender {start.site} of layer {_only_layer(start)} is not computed before the receiver {end.site} "
                 f"of layer {_only_layer(end)}; need an earlier sender"
             )
-    sites = {
-        *(name for name in ADDED if lens.layers_with(name)),
-        end.site,
-        *(start.site for start in senders),
-    }
-    kept = {"sites": tuple(sites), "loss": False, "logits": "final" in sites, "progress": False}
+    added = [name for name in ADDED if lens.layers_with(name)]
+    sites = tuple({*added, *(part.site for part in every)})
+    kept = {"sites": sites, "loss": False, "logits": "final" in sites, "progress": False}
     own, other = (run_with(lens, batch, **kept).tensors for batch in (run, source))
-    every = [*senders, end]
-    edits_for_model(
-        lens,
-        [_part_edit(part, own[_tensor_key(part)]) for part in every],
-        n_positions=run.n_positions,
-    )
+    checked = [_part_edit(part, own[_tensor_key(part)]) for part in every]
+    edits_for_model(lens, checked, n_positions=run.n_positions)
     edits = [
         [
             _part_edit(start, other[_tensor_key(start)]),
@@ -222,17 +212,15 @@ def path_patch(
     rows = []
     for start, (outcome, _) in zip(senders, ended, strict=True):
         values = evaluate(measured, outcome).detach()
-        short = run.lengths < max(
-            start.n_tokens_needed, end.n_tokens_needed
-        )  # they lack a position of the path
+        # these lack a position of the path
+        short = run.lengths < max(start.n_tokens_needed, end.n_tokens_needed)
         values = values.masked_fill(short.any() if measured.whole_batch else short, torch.nan)
         effects = values - baseline
         effect, n = float(effects.nanmean()), int((~effects.isnan()).sum())
         head = start.heads[0] if start.heads and len(start.heads) == 1 else None
-        both = baseline.numpy(), wanted.numpy()
-        (share,) = share_of_difference(values[None].numpy(), *both).tolist()
-        where = start.site, _only_layer(start), head
-        rows.append((*where, float(values.nanmean()), effect, share, n))
+        (share,) = share_of_difference(values[None].numpy(), baseline.numpy(), wanted.numpy())
+        value = float(values.nanmean())
+        rows.append((start.site, _only_layer(start), head, value, effect, float(share), n))
     columns = ["site", "layer", "head", "value", "effect", "normalised_effect", "n"]
     return PathResult(
         notes=lens.notes,
@@ -282,17 +270,19 @@ def _baseline_runs(
 ) -> tuple[BaselineRun, BaselineRun]:
     """Return two baseline runs for cells of ``edits``: one keeps what the metric reads, one the receiver's tensor."""
     needs, last = Needs.of_metrics([metric], lens=lens), not SITES[receiver.site].per_layer
-    at = {
-        "keys": needs.keys or (0,),
-        "layers": (_only_layer(receiver),),
-        "sites": (receiver.site,),
-        "positions": None,
-    }
-    of_receiver = Needs(**at, loss=False, logits=last, state=False, whole=last)
+    of_receiver = Needs(
+        keys=needs.keys or (0,),
+        layers=(_only_layer(receiver),),
+        sites=(receiver.site,),
+        positions=None,
+        loss=False,
+        logits=last,
+        state=False,
+        whole=last,
+    )
     cells = [cell_of_edits(some) for some in edits]
-    plan = make_accurate_engine(
-        lens, run, cells, [metric], plan=choose_even_plan(lens, run, needs)
-    ).plan
+    plan = choose_even_plan(lens, run, needs)
+    plan = make_accurate_engine(lens, run, cells, [metric], plan=plan).plan
     baseline_run = BaselineRun(lens, run, plan=plan, needs=needs)
     return baseline_run, baseline_run.with_edits((), needs=of_receiver)
 
@@ -303,21 +293,18 @@ def _read_part(lens: LensModel, given: Path, *, tokens: TokenBatch) -> Part:
             raise InputError(
                 f"a path was given as {given!r}; need (site, layer), (site, layer, head) or an edits.Part"
             )
-        given = Part(
-            site=given[0], layers=(given[1],), heads=None if len(given) == 2 else (given[2],)
-        )
+        site, layer, *head = given
+        given = Part(site=site, layers=(layer,), heads=tuple(head) or None)
     if given.layers is None or len(given.layers) != 1:
         raise InputError(f"a path begins or ends in one layer; found {given}: give layers=(5,)")
-    chosen = {
-        name: own for name in ("positions", "keys") if (own := getattr(given, name)) is not None
-    }
     places = {
-        name: positions_in_all(own, tokens, of=f"the part {given}") for name, own in chosen.items()
+        name: positions_in_all(own, tokens, of=f"the part {given}")
+        for name in ("positions", "keys")
+        if (own := getattr(given, name)) is not None
     }
     given = replace(given, layers=layers_from_zero(given.layers, lens.n_layers), **places)
-    parts_to_patch(
-        lens, given.site, by=(), n_positions=tokens.n_positions, **given.where
-    )  # refuses what does not exist
+    # refuses what does not exist
+    parts_to_patch(lens, given.site, by=(), n_positions=tokens.n_positions, **given.where)
     return given
 
 

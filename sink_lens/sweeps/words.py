@@ -15,7 +15,7 @@ from ..edits.effect_table import (
     rows_beyond_chance,
 )
 from ..schema import FEW
-from ..stats import SURE
+from ..stats import SURE, sort_by_magnitude
 from ..text import (
     as_text,
     by_chance_text,
@@ -209,8 +209,7 @@ def n_failed_cells(frame: pd.DataFrame) -> int:
 
 
 def _rows_of_metric(frame: pd.DataFrame, metric: str) -> pd.DataFrame:
-    rows = frame.loc[frame["metric"].eq(metric)]
-    return rows.sort_values("effect", key=abs, ascending=False, kind="stable")
+    return sort_by_magnitude(frame.loc[frame["metric"].eq(metric)], "effect")
 
 
 def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFrame:
