@@ -26,9 +26,8 @@ def first_order_effects(
     products = {}
     for key, gradient in gradients.items():
         run, source = runs.held[key].float(), runs.given[key].float()
-        difference = torch.where(
-            run == source, 0.0, source - run
-        )  # masked scores may be infinite in both runs
+        # masked scores may be infinite in both runs
+        difference = torch.where(run == source, 0.0, source - run)
         products[key] = difference * gradient.float()
     lengths = runs.run.lengths.tolist()
     effects = torch.zeros(len(grid), runs.run.n_sequences, dtype=torch.float32)
@@ -52,9 +51,8 @@ def _mean_gradients(runs: RunPair, *, steps: int) -> dict[tuple[str, int], Tenso
         run_with(runs.lens, tokens, **first).tensors["resid_pre", 0]
         for tokens in (runs.run, runs.other)
     )
-    total = {
-        key: torch.zeros_like(tensor, dtype=torch.float32) for key, tensor in runs.held.items()
-    }  # in half precision small steps are lost
+    # in half precision small steps are lost
+    total = {key: torch.zeros_like(one, dtype=torch.float32) for key, one in runs.held.items()}
     for step in range(steps):
         between = one + (step + 0.5) / steps * (other - one)
         for key, gradient in metric_gradients(**run, embedding=between).items():

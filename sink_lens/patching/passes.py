@@ -35,12 +35,14 @@ def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
     )
     check_put_edit(config)
     check_pair_lengths([*map(len, clean)], [*map(len, corrupted)])
-    n_positions = max(map(len, clean))
-    joined = [zip(one, other, strict=True) for one, other in zip(clean, corrupted, strict=True)]
-    first = min(
-        (place for pair in joined for place, (a, b) in enumerate(pair) if a != b),
-        default=n_positions,
+    n_positions, shortest = max(map(len, clean)), min(map(len, clean))
+    differing = (
+        place
+        for one, other in zip(clean, corrupted, strict=True)
+        for place, (a, b) in enumerate(zip(one, other, strict=True))
+        if a != b
     )
+    first = min(differing, default=n_positions)
     if config.put == "source":
         refuse_equal_tokens(clean != corrupted)
     made, backwards = 0.0, 0
@@ -52,7 +54,7 @@ def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
             name,
             by=config.by,
             n_positions=n_positions,
-            shortest=min(map(len, clean)),
+            shortest=shortest,
             **own.chosen_indices,
         )
         site = SITES[name]
@@ -61,19 +63,20 @@ def count_patch_passes(config: PatchConfig, sizes: Sizes) -> PassCounts | None:
             backwards += config.steps
             grid = grid[: config.check if config.approximate else config.screen]
         axes = axis_sizes(header, site.axes, n_positions=n_positions)
-        draws = {"draws": 0 if config.approximate else config.controls, "seed": config.seed}
         drawn = [
-            draw_random_parts(part, sizes=axes, shortest=min(map(len, clean)), **draws)
+            draw_random_parts(
+                part,
+                sizes=axes,
+                shortest=shortest,
+                draws=0 if config.approximate else config.controls,
+                seed=config.seed,
+            )
             for part in grid
         ]
-        every = {part_identity(part): part for parts in (grid, *drawn) for part in parts}
-        if config.put == "source" and site.by_token:
-            every = {
-                own: part
-                for own, part in every.items()
-                if counts_back(part) or max(part.positions or (0,)) >= first
-            }
-        for part in every.values():
+        skips = config.put == "source" and site.by_token
+        for part in {part_identity(one): one for parts in (grid, *drawn) for one in parts}.values():
+            if skips and not counts_back(part) and max(part.positions or (0,)) < first:
+                continue
             layers = max(0, last - min(part.layers or (0,))) if site.per_layer else 0
             weights = layers / header.n_layers * header.n_body + (read is None) * header.n_vocab
             made += weights / (header.n_body + header.n_vocab)

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ..edits.effect_table import effect_table, share_of_difference
 from ..edits.part import Part
@@ -51,25 +52,23 @@ class PatchRequest:
 
     def result(self, patches: Patches, rows: Iterable[Row]) -> PatchResult:
         runs, (found, changed) = self.runs, patches.values(rows)
-        names = [part_identity(part) for part in self.grid]
-        values = (
-            torch.stack([found[name] for name in names]) if names else runs.baseline.repeat(0, 1)
-        )
-        before = runs.baseline.double().numpy()
-        drawn = [
-            [found[part_identity(part)].double().numpy() for part in some] for some in self.controls
-        ]
+        before = runs.baseline.double()
+
+        def values_of(parts: Sequence[Part]) -> Tensor:
+            rows = [found[part_identity(part)].double() for part in parts]
+            return torch.stack(rows) if rows else before.repeat(0, 1)
+
+        values = values_of(self.grid)
         effects = effect_table(
-            values.double().numpy(),
-            before,
-            controls=[np.array(some).reshape(-1, len(before)) for some in drawn],
+            values.numpy(),
+            before.numpy(),
+            controls=[values_of(some).numpy() for some in self.controls],
             generator=np.random.default_rng(self.config.seed),
         )
         n = effects.pop("n")
-        normalised = share_of_difference(values.double().numpy(), before, runs.source.numpy())
-        effects = effects.assign(
-            normalised_effect=normalised, changed=[name in changed for name in names], n=n
-        )
+        share = share_of_difference(values.numpy(), before.numpy(), runs.source.numpy())
+        changes = [part_identity(part) in changed for part in self.grid]
+        effects = effects.assign(normalised_effect=share, changed=changes, n=n)
         if self.approximations is not None:
             effects["approximation"] = self.approximations
             tested = int(np.isfinite(effects["corrected_p"].to_numpy(float)).sum())
@@ -78,7 +77,7 @@ class PatchRequest:
         rows = part_table(self.grid, self.config.by).join(effects)
         return PatchResult(
             rows=mark_unlike(rows, self.grid, runs, self.pair),
-            values=values.double(),
+            values=values,
             baselines=torch.stack([runs.baseline, runs.source]).double(),
             **fields_of_patches(runs, self.pair, self.config),
         )
@@ -105,16 +104,19 @@ def make_patch_request(
     if config.screen:  # the largest effects to first order, in the order of the grid
         effects, n = first_order_effects(runs, grid, steps=config.steps)
         n_screened = int((n > 1).sum())
-        largest = (
-            effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)[: config.screen]
-        )
-        best = sorted(largest.tolist())
+        order = effects.abs().nan_to_num(-1.0).argsort(descending=True, stable=True)
+        best = sorted(order[: config.screen].tolist())
         grid, approximations = [grid[number] for number in best], effects[best].tolist()
-    at: dict[str, Any] = {"sizes": runs.sizes, "shortest": int(runs.run.lengths.min())}
-    at |= {"draws": config.controls, "seed": config.seed}
-    is_source = config.put == "source"
     controls = [  # beside a patch that changes nothing, others are no controls
-        draw_random_parts(part, **at) if not is_source or runs.has_difference(part) else []
+        draw_random_parts(
+            part,
+            sizes=runs.sizes,
+            shortest=int(runs.run.lengths.min()),
+            draws=config.controls,
+            seed=config.seed,
+        )
+        if config.put != "source" or runs.has_difference(part)
+        else []
         for part in grid
     ]
     return PatchRequest(

@@ -1,6 +1,6 @@
 """The run folder of a patch: what was asked, every block of patches as soon as it is measured, and the tables."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from hashlib import sha256
@@ -70,7 +70,10 @@ def patch_in_folder(
         names = [block.name for block in planned[0].blocks]
         missing = [name for name in names if not writer.has(name)]
         measure_blocks(writer, missing, progress=progress and shard is None)
-        rows = (row for name in names for row in _read_block(writer, name))
+        tables = (writer.read(name, columns=_ROW) for name in names)
+        rows = (
+            row for table in tables for row in table[list(_ROW)].itertuples(index=False, name=None)
+        )
         result = request.result(planned[0], rows)
         write_result(writer, result)
         return replace(result, folder=writer.folder)
@@ -128,11 +131,6 @@ def _keep_baseline(writer: RunWriter, runs: RunPair) -> None:
 
 def _write_block(writer: RunWriter, name: str, rows: Sequence[Row]) -> None:
     writer.write_table(name, pd.DataFrame(rows, columns=list(_ROW)))
-
-
-def _read_block(writer: RunWriter, name: str) -> Iterator[Row]:
-    table = writer.read(name, columns=_ROW)
-    return zip(*(table[column].tolist() for column in _ROW), strict=True)
 
 
 def _check_blocks(patches: Patches, folder: Path, names: Sequence[str]) -> None:

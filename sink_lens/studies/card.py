@@ -134,7 +134,7 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
     lens, batch, threshold = seen.lens, seen.tokens, seen.thresholds.threshold
     rounded = measure_rounding(lens, batch, position=seen.location.sink_position)
     rate = _mean_with_interval(sink_rate_by_sequence(seen), seen)
-    keep, marked = found_sink_positions(seen), seen.marked_tokens("attention")
+    keep, marked = found_sink_positions(seen), seen.marked_tokens
     losses = {"clean": seen.losses}
     if seen.outlier_dimensions:
         losses["zeroed"] = seen.loss_with_outliers_ablated(to_mean=False)
@@ -191,7 +191,11 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
         "writers": seen.outlier_writers,
         "super_weights": seen.super_weights[:_MOST_LISTED],
         "largest_activations": _largest_activation_rows(seen),
-        "loss": {name: _loss_with_change(samples, seen) for name, samples in losses.items()},
+        "loss": {
+            name: _mean_with_interval(samples, seen)
+            | {"change": _interval_fields(_paired_change(samples, seen.losses, seen))}
+            for name, samples in losses.items()
+        },
         "chain": chain or {"asked": False},
     }
     found = _round_floats(found)
@@ -225,7 +229,7 @@ def _sink_token_rows(seen: ObservedModel) -> list[dict[str, Any]]:
     tokens, valid, known = seen.tokens.tokens.cpu(), seen.tokens.valid.cpu(), seen.lens.tokenizer
     # nothing attends to the last token
     valid[torch.arange(len(valid)), seen.tokens.lengths.cpu() - 1] = False
-    ids, counts = tokens[seen.marked_tokens("attention")].unique(return_counts=True)
+    ids, counts = tokens[seen.marked_tokens].unique(return_counts=True)
     order = counts.argsort(descending=True, stable=True)[:_MOST_LISTED]
     rows = []
     for token, count in zip(ids[order].tolist(), counts[order].tolist(), strict=True):
@@ -321,11 +325,6 @@ def _largest_activation_rows(seen: ObservedModel) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def _loss_with_change(losses: Tensor, seen: ObservedModel) -> dict[str, Any]:
-    change = _interval_fields(_paired_change(losses, seen.losses, seen))
-    return _mean_with_interval(losses, seen) | {"change": change}
 
 
 def read_chain_answers(folder: str | Path, lens: LensModel, *, bos: bool) -> dict[str, Any]:

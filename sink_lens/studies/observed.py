@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..activations.record import capture_batch, stream_batch
-from ..activations.sink_mask import LEAST, Received, Rule, sink_rate_reading
+from ..activations.sink_mask import LEAST, Received, sink_rate_reading
 from ..activations.views import LayerView, Reading
 from ..chain import readings as r
 from ..chain.config import TraceConfig
@@ -24,7 +24,7 @@ from ..edits.mean_ablation import Averaged
 from ..engine.forward import run_with
 from ..measures.dimensions import massive_ratio, residual_outliers, token_kurtosis
 from ..measures.reductions import mean_where
-from ..measures.sink_tokens import ratios_to_median_norm, sampled_queries, score_gap
+from ..measures.sink_tokens import sampled_queries, score_gap
 from ..models.lens import LensModel
 from ..models.load import ModelLike, as_lens
 from ..models.sites import SITES, sites_of
@@ -85,7 +85,6 @@ class ObservedModel:
             r.token_loss_reading(lens),
             Reading(name="received", sites=("rows",), function=self._read_attention),
             Reading(name="kurtosis", sites=("resid_post",), function=_read_kurtosis),
-            Reading(name="norms", sites=("resid_post",), function=_read_norms),
             Reading(name="residual", sites=("resid_post",), function=_read_large_dimensions),
             *(
                 Reading(
@@ -124,24 +123,15 @@ class ObservedModel:
         return self.token_losses.nanmean(1)
 
     @cached_property
-    def token_scores(self) -> dict[str, Float[Tensor, "batch position"]]:
-        """Two scores of each token: ``attention`` it gets, in fair shares; its ``norm`` over the sequence's median."""
-        norms = self.panel["norms"].amax(0).cpu()  # the panel's pass fills ``_received``
-        valid = self.tokens.valid.cpu()
-        parts = valid.split([len(one.shares) for one in self._received if one.shares is not None])
+    def marked_tokens(self) -> Bool[Tensor, "batch position"]:
+        """Mask of the sinks: tokens above the gap in the attention that they get, in fair shares."""
+        _ = self.panel  # its pass fills ``_received``
+        parts = self.tokens.valid.cpu().split(
+            [len(one.shares) for one in self._received if one.shares is not None]
+        )
         pairs = zip(self._received, parts, strict=True)
-        return {
-            "attention": torch.cat([taken.scores(part) for taken, part in pairs]),
-            "norm": norms.masked_fill(~valid, math.nan),
-        }
-
-    def marked_tokens(self, by: Rule) -> Bool[Tensor, "batch position"]:
-        """Mask of the tokens above the gap in the score ``by``: sinks for ``attention``, massive ones for ``norm``.
-
-        All False if the scores have no gap.
-        """
-        scores = self.token_scores[by]
-        gap = score_gap(scores, least=LEAST[by])
+        scores = torch.cat([taken.scores(part) for taken, part in pairs])
+        gap = score_gap(scores, least=LEAST["attention"])
         if gap is None:
             return torch.zeros_like(scores, dtype=torch.bool)
         return scores >= gap.threshold
@@ -331,10 +321,6 @@ class ObservedModel:
 
 def _read_kurtosis(view: LayerView) -> Tensor:
     return token_kurtosis(view["resid_post"].float()).masked_fill(~view.valid, math.nan)
-
-
-def _read_norms(view: LayerView) -> Tensor:
-    return ratios_to_median_norm(view["resid_post"].float().norm(dim=-1), valid=view.valid)
 
 
 def _largest_shares(shares: Float[Tensor, " neuron"]) -> list[list[Any]]:

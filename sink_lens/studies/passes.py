@@ -11,13 +11,9 @@ from .config import CardConfig, QuantiseConfig, is_run_folder
 
 _LAYERS_OF_STEPS = 2
 """Layers of growth steps that are read one by one; a model may have more."""
-_WITHOUT_OUTLIERS = 3
-"""Passes of a card of a model without growth steps and outlier dimensions."""
-
-StudyConfig = CardConfig | QuantiseConfig
 
 
-def count_study_passes(config: StudyConfig, sizes: Sizes) -> PassCounts:
+def count_study_passes(config: CardConfig | QuantiseConfig, sizes: Sizes) -> PassCounts:
     """Count the forward passes that a study makes over its sequences, at most."""
     if isinstance(config, QuantiseConfig):
         # sinks, clean, weights; on three inputs all and each set; on half channels and controls
@@ -25,7 +21,7 @@ def count_study_passes(config: StudyConfig, sizes: Sizes) -> PassCounts:
         return passes_over_sequences(config, sizes, forwards=forwards)
     # each of two: read; one: read, BOS, two edits, and one more if its sink is not at 0
     forwards = 2 * (1 + _LAYERS_OF_STEPS) if config.is_comparison else 4 + _LAYERS_OF_STEPS
-    fewest = {"fewest passes": f"{_WITHOUT_OUTLIERS} without outlier dimensions"}
+    fewest = {"fewest passes": "3 without outlier dimensions"}
     return replace(
         passes_over_sequences(config, sizes, forwards=forwards),
         bound="about",

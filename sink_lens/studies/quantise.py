@@ -509,10 +509,6 @@ def _sites_text(sites: Iterable[str]) -> str:
     )
 
 
-_FEW_PLACES = 4
-"""Most positions of sink tokens that a sentence names."""
-
-
 def _advice_sentence(found: Mapping[str, Any]) -> str:
     more = {"the KV cache": found["cache"], "the weights": found["weights"]}
     too = join_and(f"{what} in {form}" for what, form in more.items() if form)
@@ -564,7 +560,7 @@ def _advice_sentence(found: Mapping[str, Any]) -> str:
     if found["sink_tokens"]:
         places = found["sink_positions"]
         at = f", at position{'s' * (len(places) > 1)} {join_and(places)}"
-        at *= 0 < len(places) <= _FEW_PLACES
+        at *= 0 < len(places) <= 4
         parts.append(f"the sink tokens ({as_text(found['sink_tokens'])} a sequence{at})")
     if n := found["channels"]:
         many = "largest channel" if n == 1 else f"{n} largest channels"

@@ -11,7 +11,6 @@ from typing import Any
 from ..data.tokens import TokenBatch, positions_in_all, refuse_integer_positions
 from ..edits.constructors import Edit
 from ..edits.hooks import edits_in_texts
-from ..edits.named_edits import EditSpec
 from ..edits.part import AXES, SPARE_DRAWS, draw_index_sets
 from ..engine.cells import Cell, cell_of_edits
 from ..errors import InputError
@@ -20,7 +19,7 @@ from ..models.sites import SITES
 from ..models.sized import Sized
 from ..schema import table_of
 from ..text import parse_ranges
-from .grid import EditGrid, Grid, control_axis, control_group
+from .grid import EditGrid, Grid, Group, control_axis, control_group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +121,7 @@ def _grid_of_edit(one: Edit) -> EditGrid:
     }
     axes["layers"] = axes["layers"] or ("each" if SITES[one.site].per_layer else "all")
     chosen: dict[str, Any] = {
-        name: "all" if given is None else given if given in ("each", "all") else [list(given)]
+        name: "all" if given is None else given if isinstance(given, str) else [list(given)]
         for name, given in axes.items()
     }
     factors = [] if one.factor is None else [one.factor]
@@ -249,14 +248,24 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
     specs, drawn = grid.specs_and_controls(lens, n_positions=n_positions, shortest=shortest)
     numbers = {spec.identity: number for number, spec in enumerate(specs)}
     every = list(specs)
-    of_group: dict[tuple[Any, ...], list[int]] = {}
+    of_group: dict[Group, list[int]] = {}
     for group, controls in drawn.items():
         for spec in controls:
             if spec.identity not in numbers:
                 numbers[spec.identity] = len(every)
                 every.append(spec)
         of_group[group] = [numbers[spec.identity] for spec in controls]
-    own = [_control_numbers(spec, of_group, every=every, most=grid.controls) for spec in specs]
+    own = []
+    for spec in specs:  # none of its controls edits its own indices
+        axis, able = control_axis(spec.part), []
+        if axis is not None and grid.controls:
+            indices = set(spec.part.indices_on(axis) or ())
+            able = [
+                number
+                for number in of_group[control_group(spec, axis=axis)]
+                if indices.isdisjoint(every[number].part.indices_on(axis) or ())
+            ]
+        own.append(able[: grid.controls])
     return Cells(
         every=[
             Cell(
@@ -272,21 +281,3 @@ def grid_cells(grid: Grid, lens: Sized, *, n_positions: int, shortest: int | Non
         drawn=[number for numbers in of_group.values() for number in numbers],
         controls=own,
     )
-
-
-def _control_numbers(
-    spec: EditSpec,
-    of_group: Mapping[tuple[Any, ...], list[int]],
-    *,
-    every: Sequence[EditSpec],
-    most: int,
-) -> list[int]:
-    """Return the numbers, in ``every``, of at most ``most`` controls of the cell's group without its indices."""
-    axis = control_axis(spec.part)
-    if axis is None or not most:
-        return []
-    own = set(spec.part.indices_on(axis) or ())
-    drawn = of_group[control_group(spec, axis=axis)]
-    return [number for number in drawn if not own & set(every[number].part.indices_on(axis) or ())][
-        :most
-    ]

@@ -56,15 +56,6 @@ class Job:
             plan=replace(self.plan, lanes=min(self.plan.lanes, torch.get_num_threads())),
         )
 
-    def load_engine(self, device: str | None) -> Engine:
-        lens = load(self.model, device=device, dtype=self.dtype)
-        if weights_hash(lens) != self.weights:
-            raise ModelError(
-                f"{self.model!r} has other weights on a worker than in the sweep; need the same. Save the model "
-                "(model.plain.save_pretrained) where every worker can read it, and load that folder"
-            )
-        return self.make_engine(lens)
-
 
 def check_engine(engine: str, *, workers: int | None) -> None:
     """Refuse an engine that cannot compute the sweep, before anything is written; Ray itself would wait minutes."""
@@ -181,7 +172,13 @@ class Worker:
         self._engine: Engine | None = None
         self._error: Exception | None = None
         try:
-            self._engine = job.load_engine(device)
+            lens = load(job.model, device=device, dtype=job.dtype)
+            if weights_hash(lens) != job.weights:
+                raise ModelError(
+                    f"{job.model!r} has other weights on a worker than in the sweep; need the same. Save the model "
+                    "(model.plain.save_pretrained) where every worker can read it, and load that folder"
+                )
+            self._engine = job.make_engine(lens)
         except Exception as error:  # noqa: BLE001  # raised with its first block: else all that is known is a dead worker
             self._error = error
 

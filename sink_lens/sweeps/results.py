@@ -141,9 +141,7 @@ def effect_tables(
     """Compare each cell with the baseline run: a table of cells and one of controls, a row per cell and metric."""
     number, n = values["cell"].to_numpy(dtype=int), len(cells.every)
     failed = values["error"].notna().to_numpy(dtype=bool)
-    errors: list[str | None] = [None] * n
-    for cell, error in zip(number[failed].tolist(), values["error"][failed].tolist(), strict=True):
-        errors[cell] = errors[cell] or error
+    errors = values.loc[failed].drop_duplicates("cell").set_index("cell")["error"]
     changed = np.zeros(n, dtype=bool)
     changed[number[values["changed"].to_numpy(dtype=bool)]] = True
     found: list[pd.DataFrame] = []
@@ -175,7 +173,7 @@ def effect_tables(
             frame = frame.join(effects.drop(columns="n"))
             frame["changed"] = changed[at].tolist()
             frame["n"] = effects["n"]
-            frame["error"] = pd.array([errors[one] for one in rows], dtype="string")
+            frame["error"] = pd.array([errors.get(one) for one in rows], dtype="string")
             frame.insert(0, "cell", range(len(rows)))
             made.append(frame)
     return pd.concat(found, ignore_index=True), pd.concat(found_controls, ignore_index=True)

@@ -22,9 +22,8 @@ from ..edits.named_metrics import import_metric
 from ..engine.engine import VALUES, Block, Engine
 from ..engine.function_identity import function_hash
 from ..engine.measured import Measured, metric_config, resolve_metrics
-from ..engine.needs import Needs
-from ..engine.plan import choose_plan, read_plan
-from ..engine.trust import make_accurate_engine
+from ..engine.plan import read_plan
+from ..engine.trust import make_engine
 from ..errors import InputError, RunError
 from ..estimate import max_n_tokens
 from ..models.bundled import find_header
@@ -158,24 +157,16 @@ class _Request:
     how: SweepConfig
     """Seed, what the page counts as a change, and where the blocks are computed."""
 
-    def open(
-        self,
-        folder: Path,
-        *,
-        overwrite: bool = False,
-        patience: float = 0,
-        part: Mapping[str, Any] | None = None,
-    ) -> RunWriter:
+    def open(self, folder: Path, *, part: Mapping[str, Any] | None = None, **how: Any) -> RunWriter:
         return create_run(
             folder,
             kind="sweep",
             config=self.config | dict(part or {}),
             provenance=self.provenance | ({"holder": process_name()} if part else {}),
             expects=() if part else FILES,
-            overwrite=overwrite,
             reopen=True,
             recomputes=True,
-            patience=patience,
+            **how,
         )
 
     def begin(self, writer: RunWriter) -> tuple[Job, Engine]:
@@ -189,9 +180,7 @@ class _Request:
             plan = read_plan(writer.folder / "plan.json")
         else:
             writer.clear()  # blocks without a plan were made by a plan that is lost
-            needs = Needs.of_metrics(metrics, lens=self.lens, cells=to_run)
-            plan = choose_plan(self.lens, self.batch, needs, n_cells=len(to_run))
-            plan = make_accurate_engine(self.lens, self.batch, to_run, metrics, plan=plan).plan
+            plan = make_engine(self.lens, self.batch, to_run, metrics).plan
             writer.write_text("plan.json", plan.as_json())
         job = Job(
             model=self.lens.name,

@@ -318,7 +318,7 @@ def test_the_same_call_computes_nothing_and_gives_the_identical_table(tmp_path, 
     kept = stamps(blocks(tmp_path))
     monkeypatch.setattr(Engine, "run", lambda *args, **options: pytest.fail("a block was computed"))
     monkeypatch.setattr(
-        runner, "choose_plan", lambda *args, **options: pytest.fail("the sweep was cut again")
+        runner, "make_engine", lambda *args, **options: pytest.fail("the sweep was cut again")
     )
     assert_same(whole, swept(tmp_path))
     assert stamps(blocks(tmp_path)) == kept
