@@ -89,21 +89,16 @@ def carrying_positions_text(
 
 def _layer_ranges(table: pd.DataFrame) -> list[dict[str, Any]]:
     """Return position, layers and value of each range of layers in which a position has nearly the same effect."""
-    runs: list[dict[str, Any]] = []
+    ranges: list[dict[str, Any]] = []
     for position, part in table.groupby("position", sort=False):
-        layers: tuple[int, int] | None = None
+        last: dict[str, Any] = {"layers": (-2, -2), "value": 0.0}
         for row in part.sort_values("layer").to_dict("records"):
             layer, value = int(row["layer"]), float(row["normalised_effect"])
-            before = runs[-1]["value"] if layers is not None and layer == layers[1] + 1 else 0.0
-            alike = before * value > 0 and min(abs(before), abs(value)) >= _SAME_EFFECT * max(
-                abs(before), abs(value)
-            )
-            if layers is not None and alike:
-                runs[-1] |= {
-                    "layers": (layers[0], layer),
-                    "value": max(runs[-1]["value"], value, key=abs),
-                }
+            before = last["value"] if layer == last["layers"][1] + 1 else 0.0
+            weaker, stronger = sorted((abs(before), abs(value)))
+            if before * value > 0 and weaker >= _SAME_EFFECT * stronger:
+                last |= {"layers": (last["layers"][0], layer), "value": max(before, value, key=abs)}
             else:
-                runs.append({"position": position, "layers": (layer, layer), "value": value})
-            layers = runs[-1]["layers"]
-    return runs
+                last = {"position": position, "layers": (layer, layer), "value": value}
+                ranges.append(last)
+    return ranges

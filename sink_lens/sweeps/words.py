@@ -49,15 +49,13 @@ def _changes_text(frame: pd.DataFrame, metric: str, *, least: float) -> str:
         how = "changes" if len(found) else "is not shown to change"
         return f"{capitalise(cell_name(best))} {how} {name}: {effect_text(best)}"
     if len(found):
+        counted, one = f"{len(found)} of {plural(len(rows), 'edit')}", len(found) == 1
         if found.index[0] == rows.index[0]:
-            count_of = (
-                f"{len(found)} of {plural(len(rows), 'edit')} change{'s' * (len(found) == 1)}"
-            )
-            return f"{count_of} {name}. The largest change is {largest}"
+            return f"{counted} change{'s' * one} {name}. The largest change is {largest}"
         return (
-            f"{len(found)} of {plural(len(rows), 'edit')} {'is' if len(found) == 1 else 'are'} shown to change {name}; "
-            f"the largest of these changes is {_change_text(found.iloc[0].to_dict())}. The largest of all, {largest}, "
-            f"is not shown: {_doubt(rows, least=least)}"
+            f"{counted} {'is' if one else 'are'} shown to change {name}; the largest of these changes is "
+            f"{_change_text(found.iloc[0].to_dict())}. The largest of all, {largest}, is not shown: "
+            f"{_doubt(rows, least=least)}"
         )
     beyond = bool(rows_beyond_chance(rows).any()) and bool(may_be_largest_by_chance(rows).any())
     if beyond and _too_few_sentence(rows):
@@ -152,16 +150,18 @@ def _change_text(row: Mapping[Any, Any]) -> str:
 
 
 def _change_criterion_sentence(frame: pd.DataFrame, *, least: float) -> str:
-    controls = bool(frame["control_effect"].notna().any())
-    over = ", and if that of the change above random edits does too" if controls else ""
-    if controls and bool((frame["n_controls"].fillna(0) > 1).any()):
-        over += " and is at least one of their standard deviations"
+    over = ""
+    if bool(frame["control_effect"].notna().any()):
+        over = ", and if that of the change above random edits does too"
+        if bool((frame["n_controls"].fillna(0) > 1).any()):
+            over += " and is at least one of their standard deviations"
     size = f", and the change is {_sds_text(frame, least)} or more" if least else ""
     n = int(frame["n"].fillna(0).to_numpy(int).max(initial=0))
-    of = f" over {plural(n, 'sequence')}" if n else ""
+    of = f" over {plural(n, 'sequence')}" * (n > 0)
     sure = (
         f", and if chance makes the largest of all edits as large in at most {SURE:.0%} of sweeps"
-    ) * (frame["cell"].nunique() > 1)
+    )
+    sure *= frame["cell"].nunique() > 1
     return f"A change counts if its 95% interval{of} excludes 0{over}{size}{sure}."
 
 

@@ -25,7 +25,7 @@ from ...report.style import (
     set_integer_ticks,
     without_formulas,
 )
-from ...text import capitalise, interval_text, join_and, percent, safe_line
+from ...text import interval_text, join_and, percent, safe_line
 
 _LOSSES = {
     "clean": "as it is",
@@ -41,21 +41,13 @@ def _sink_figure(run: Run) -> tuple[str, Figure]:
         "and when its norm grows. The layer where the norm jumps writes the outlier dimension."
     )
     figure = new_figure(width=7.4, height=2.8)
-    for place, (column, label, colour) in enumerate(
-        (
-            ("sink_attention", "attention to the studied token", BLUE),
-            ("norm_ratio", "its norm ÷ that of the others", ORANGE),
-        ),
-        start=1,
+    for place, column, label, colour in (
+        (1, "sink_attention", "attention to the studied token", BLUE),
+        (2, "norm_ratio", "its norm ÷ that of the others", ORANGE),
     ):
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=label)
-        axes.plot(
-            layers["layer"],
-            layers[column].to_numpy(float),
-            color=colour,
-            marker="o",
-            markersize=3.5,
-        )
+        rows = layers[column].to_numpy(float)
+        axes.plot(layers["layer"], rows, color=colour, marker="o", markersize=3.5)
         if column == "norm_ratio":
             log_scale(axes, axis="y")
         else:
@@ -78,30 +70,19 @@ def _title(run: Run) -> str:
         numbers.get("sink_rate_low"), numbers.get("sink_rate_high"), shown=percent
     )
     rate = f"{percent(float(numbers.get('sink_rate', float('nan'))))} {bounds}".strip()
-    sink = (
-        f"a sink at position {sinks[0]} in {rate} of heads"
-        + f" (weaker ones at {join_and(sinks[1:])})" * (len(sinks) > 1)
-        if sinks
-        else f"no position is a sink ({rate} of heads)"
-    )
-    dimension = (
-        f"outlier dimension{'s' * (len(dims) > 1)} {join_and(dims)}"
-        if dims
-        else "no outlier dimension"
-    )
-    return safe_line(f"{capitalise(sink)}, {dimension}", limit=200)
+    sink = f"No position is a sink ({rate} of heads)"
+    if sinks:
+        weaker = f" (weaker ones at {join_and(sinks[1:])})" * (len(sinks) > 1)
+        sink = f"A sink at position {sinks[0]} in {rate} of heads{weaker}"
+    named = f"outlier dimension{'s' * (len(dims) > 1)} {join_and(dims)}"
+    return safe_line(f"{sink}, {named if dims else 'no outlier dimension'}", limit=200)
 
 
 def _headline(run: Run) -> list[str]:
     sentences = summary_lines(run, limit=900)
-    sinks = (
-        run.need("summary", columns=["sink_positions"])["sink_positions"]
-        .astype("string")
-        .fillna("")
-        .tolist()[:1]
-    )
-    if any(sinks):
-        places = join_and(f"position {place}" for place in str(sinks[0]).split(","))
+    sinks = run.need("summary", columns=["sink_positions"])["sink_positions"].astype("string")
+    if any(sinks.fillna("").tolist()[:1]):
+        places = join_and(f"position {place}" for place in str(sinks.iloc[0]).split(","))
         sentences.append(f"A KV cache that evicts must keep {places}.")
     if (run.folder / "card.md").exists():
         sentences.append(

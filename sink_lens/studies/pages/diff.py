@@ -42,16 +42,12 @@ def _title(run: Run) -> str:
     others = run.config.get("others") or [None]
     other = Path(str(others[0] or "the second model"))
     second = other.name if other.is_absolute() else other
+    said = f"The loss changes by {change} nats"
     changes = run.optional("changes", columns=["quantity", "changed"])
-    same = (
-        changes is not None
-        and not changes.loc[changes["quantity"].eq("loss"), "changed"].astype(bool).any()
-    )
-    said = (
-        f"No change of the loss is shown ({change} nats)"
-        if same
-        else f"The loss changes by {change} nats"
-    )
+    if changes is not None:
+        of_loss = changes.loc[changes["quantity"].eq("loss"), "changed"]
+        if not of_loss.astype(bool).any():
+            said = f"No change of the loss is shown ({change} nats)"
     return f"{said}, from the first model to {safe_line(second)}"
 
 

@@ -18,17 +18,8 @@ from ...report.page import (
 )
 from ...text import as_ranges, name_in_words, percent, plural, safe_line
 
-_COLUMNS = [
-    "part",
-    "kept",
-    "sink_tokens",
-    "channels",
-    "loss_nats",
-    "closed_share",
-    "closed_low",
-    "closed_high",
-    "chosen",
-]
+_SHARES = ["closed_share", "closed_low", "closed_high", "chosen"]
+_COLUMNS = ["part", "kept", "sink_tokens", "channels", "loss_nats", *_SHARES]
 
 
 def _title(run: Run) -> str:
@@ -139,16 +130,7 @@ _SHOWN = 8
 def show_quantise(found: Result) -> Iterator[str | pd.DataFrame]:
     yield found.headline
     held_out = found.tables["conditions"].query("part == 'judge' and kept != 'random'")
-    columns = (
-        "kept",
-        "channels",
-        "loss_nats",
-        "change_nats",
-        "closed_share",
-        "closed_low",
-        "closed_high",
-        "chosen",
-    )
+    columns = ("kept", "channels", "loss_nats", "change_nats", *_SHARES)
     marked = ["chosen" if one else "" for one in held_out["chosen"]]
     yield held_out.assign(chosen=marked).filter(items=columns if any(marked) else columns[:-1])
     if _keeps_channels(found.run):

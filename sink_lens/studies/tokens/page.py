@@ -42,16 +42,13 @@ def _histogram_figure(run: Run) -> tuple[str, Figure]:
         "Both scores are 1 at an ordinary token. A token is marked if a gap parts its score from the others; without a "
         "gap, none is."
     )
-    scores = {
-        "attention": ("fair shares of attention", ORANGE),
-        "norm": ("norm ÷ the sequence's median", BLUE),
-    }
     figure = new_figure(width=9.0, height=3.0)
-    for place, (by, (label, colour)) in enumerate(scores.items(), start=1):
+    for place, by, label, colour in (
+        (1, "attention", "fair shares of attention", ORANGE),
+        (2, "norm", "norm ÷ the sequence's median", BLUE),
+    ):
         bins = histogram.loc[histogram["by"] == by]
-        axes = panel(
-            figure, place=(1, 2, place), xlabel=label, ylabel="tokens" if place == 1 else ""
-        )
+        axes = panel(figure, place=(1, 2, place), xlabel=label, ylabel="tokens" * (place == 1))
         low, high = bins["low"].to_numpy(float), bins["high"].to_numpy(float)
         axes.bar(
             low,
@@ -71,11 +68,9 @@ def _histogram_figure(run: Run) -> tuple[str, Figure]:
                     linewidth=0,
                     label="gap",
                 )
-            if np.isfinite(row["threshold"]):
-                shown = f"threshold {as_text(row['threshold'])}"
-                axes.axvline(
-                    row["threshold"], color=QUIET, linestyle="--", linewidth=1.4, label=shown
-                )
+            if np.isfinite(threshold := row["threshold"]):
+                shown = f"threshold {as_text(threshold)}"
+                axes.axvline(threshold, color=QUIET, linestyle="--", linewidth=1.4, label=shown)
         axes.set_yscale("symlog", linthresh=1)
         axes.set_yticks([0, 1, 10, 100, 1000, 10000], ["0", "1", "10", "100", "1,000", "10,000"])
         axes.set_ylim(0, 1.5 * max(float(bins["tokens"].max() or 1), 1.0))
@@ -122,20 +117,15 @@ def _coverage_figure(run: Run) -> tuple[str, Figure]:
     )
     layers = range(int(dimensions["layer"].to_numpy(int).max(initial=0)) + 1)
     figure = new_figure(width=9.0, height=3.2)
-    for place, kind in enumerate(("residual", "sink token"), start=1):
+    for place, kind, where in ((1, "residual", "ordinary"), (2, "sink token", "marked")):
         part = dimensions.loc[dimensions["kind"] == kind]
-        ylabel = "share of these tokens, %" if place == 1 else ""
-        where = "ordinary tokens" if kind == "residual" else "marked tokens"
-        axes = panel(figure, place=(1, 2, place), xlabel=f"layer ({where})", ylabel=ylabel)
+        ylabel = "share of these tokens, %" * (place == 1)
+        axes = panel(figure, place=(1, 2, place), xlabel=f"layer ({where} tokens)", ylabel=ylabel)
         for index, dimension in enumerate(_widest_dimensions(part)):
-            rows = (
-                part.loc[part["dimension"] == dimension]
-                .set_index("layer")["coverage"]
-                .reindex(layers, fill_value=0)
-            )
+            rows = part.loc[part["dimension"] == dimension].set_index("layer")["coverage"]
             axes.plot(
                 layers,
-                100 * rows.to_numpy(float),
+                100 * rows.reindex(layers, fill_value=0).to_numpy(float),
                 color=COLOURS[index % len(COLOURS)],
                 marker=MARKS[index % len(MARKS)],
                 markersize=3.5,
