@@ -14,7 +14,7 @@ from .pair_file import AnswersAs, Prompt, read_pairs
 
 MetricName = Literal["sink_mass", "logit_difference", "loss", "kl", "norm", "dominance"]
 Direction = Literal["denoising", "noising"]
-"""Direction of a patch: clean values into the corrupted run (denoising), or the reverse (noising)."""
+"""Clean values into the corrupted run (denoising), or the reverse (noising)."""
 if TYPE_CHECKING:
     Put = str
 else:
@@ -24,16 +24,16 @@ else:
         if kind.site is None and {"factor", "seed"}.issuperset(kind.takes)
     )
     Put = Literal[("source", *_kinds)]
-"""What can be put into a part by name: the other run's values, or a kind of edit that can edit any part."""
+"""The other run's values, or a kind of edit that can edit any part."""
 TRANSFORMER_LENS_AXES = {
     "pos": "position",
     "head_index": "head",
     "src_pos": "key",
     "dest_pos": "position",
 }
-"""Axis of a patch as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""
+"""Axis as ``transformer_lens.patching`` calls it -> as it is called here; both are taken."""
 EVERY = "every"
-"""The site of a patch of the stream, and of what each layer adds to it, as ``get_act_patch_block_every``."""
+"""The stream, and what each layer adds to it, as ``get_act_patch_block_every``."""
 OF_REAL_PATCHES = ("screen", "factor", "controls", "batch_size")
 """Options that an approximation does not read."""
 _RANGES: dict[str, Any] = {"written": "ranges"}

@@ -43,16 +43,8 @@ def read_pairs(
 ) -> list[Pair]:
     """Read pairs from ``file``, JSON lines or a .csv with the same names as columns.
 
-    Args:
-        file: its path.
-        spans: span -> the field, or column, that has its positions in each pair, such as 4 or 4-6.
-        answers_as: how answers are read that are digits in a .csv, or that the file has both as text and as ids
-            (``correct_idx`` and ``incorrect_idx``); None refuses them.
-        tokenizer: names the token of such digits in the error.
-
-    Raises:
-        InputError: the file cannot be read, or has answers that can be read in two ways; a line lacks what a pair
-            needs, or its span is of another length.
+    ``spans``: span -> the field, or column, that has its positions in each pair, such as 4 or 4-6. ``answers_as`` says
+    how answers are read that are digits in a .csv, or that the file has both as text and as ids; None refuses them.
     """
     path = Path(file)
     check_regular_file(path, what="the file of pairs")

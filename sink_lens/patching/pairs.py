@@ -31,10 +31,10 @@ class PromptPair:
     clean: TokenBatch
     corrupted: TokenBatch
     differences: pd.DataFrame
-    """One row per real position where the tokens differ: sequence, position, clean, corrupted (texts of the tokens)."""
+    """One row per position where the tokens differ: sequence, position, clean, corrupted (texts of the tokens)."""
     labels: Mapping[int, str]
-    """Position -> label: the token (clean/corrupted) if all sequences share it; else "", or ``DIFFER`` where clean and
-    corrupted tokens differ, or ``UNLIKE``. Pairs of several lengths have labels from -1, their ends, down too."""
+    """Position -> label: the token (clean/corrupted) if all pairs share it; else "", ``DIFFER`` if clean and corrupted
+    tokens differ, or ``UNLIKE``. Pairs of several lengths have labels from -1, their ends, down too."""
 
     @check_calls
     def run_and_source(self, direction: Direction) -> tuple[TokenBatch, TokenBatch]:

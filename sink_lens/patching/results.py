@@ -272,12 +272,7 @@ class PatchResult(MeasuredPatches):
     """The result of ``patch``: the effect of each patch on the metric."""
 
     rows: pd.DataFrame = field(repr=False)
-    """One row per patch: the swept columns, ``baseline`` and ``value`` (means of the metric over sequences), ``effect``
-    (value - baseline) with its paired 95% interval over sequences; ``control_effect`` and ``control_sd`` (mean and
-    standard deviation over random parts of the same size), ``over_control`` (effect - control_effect) with its
-    interval; ``normalised_effect`` (0 = the baseline run, 1 = the source run; nan if their metrics are equal),
-    ``changed`` (whether the patch changed any value; without controls if not), ``n`` (sequences for which the metric
-    is defined); ``alike``, if a position is not the same place in all pairs: False there."""
+    """One row per patch, with the columns that the help of ``patch`` lists."""
     values: Float[Tensor, "sample batch"] = field(repr=False)
     """The metric of each patch by sequence; a single column if the metric gives one number for all sequences."""
     baselines: Float[Tensor, "2 batch"] = field(repr=False)

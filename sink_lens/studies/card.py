@@ -331,8 +331,7 @@ def read_chain_answers(folder: str | Path, lens: LensModel, *, bos: bool) -> dic
     """Read from a trace's folder the verdicts on the links of the chain, and the parts that make the sink.
 
     Raises:
-        InputError: the run is no trace, or one of other weights, or with BOS where the card is without it, or reverse.
-        RunError: there is no run.
+        InputError: the run is no trace, or one of other weights, or of the other BOS condition.
     """
     run = read_run(folder)
     if run.kind != "trace":

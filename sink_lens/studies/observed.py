@@ -34,7 +34,7 @@ from ..schema import COUNTED_QUERIES
 SITES_READ = ("attn_in", "z", "attn_out", "mlp_in", "neurons", "down_out", "mlp_out", "resid_post")
 """Sites whose largest activation is read."""
 RESIDUAL_FACTOR = 20.0
-"""A dimension is large on a token where it is over this many times the token's median magnitude."""
+"""A dimension is large on a token if it is over this many times the token's median magnitude."""
 COVERAGE = 0.5
 """A residual sink is large on at least this share of the tokens after the first."""
 SUPER_SHARE = 0.05
@@ -44,7 +44,7 @@ WRITES_MOST = 0.5
 SPIKE = 50.0
 """A super weight writes at least this many times the median magnitude of its token's MLP output."""
 OF_LARGEST = 0.25
-"""Only layers whose MLP writes at least this share of what the strongest layer's MLP writes have super weights."""
+"""A layer with super weights writes at least this share of what the strongest layer's MLP writes."""
 _CORE = ("sink_score", "sink_mass", "null_mass")
 
 

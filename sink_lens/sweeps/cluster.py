@@ -99,14 +99,8 @@ def run_on_ray(
 ) -> Blocks:
     """Compute blocks on a Ray cluster, with a worker per GPU (or per two CPUs), and yield each block with its table.
 
-    What is sent there is the job: the model's name, the tokens, the cells and metrics, and the code of functions among
-    them, which Ray runs. Ray restarts a worker that died and repeats its block. A worker that waits for resources does
-    not block the others. If Ray is not running in this process, the cluster at ``RAY_ADDRESS`` is joined, or a local
-    one is started. ``advance`` is called with the number of finished cells.
-
-    Raises:
-        InputError: cells or metrics cannot be sent, or a GPU is needed and the cluster has none.
-        ModelError: the model's name gives other weights to a worker.
+    Only the job is sent there. Ray restarts a worker that died and repeats its block; one that waits for resources does
+    not block the others. If Ray is not running here, the cluster at ``RAY_ADDRESS`` is joined, or a local one started.
     """
     import ray
     import ray.exceptions

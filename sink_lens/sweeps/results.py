@@ -32,13 +32,7 @@ _SHOWN = 8
 class SweepResult(Result):
     """The result of a sweep: its tables, which its run folder has too, and methods that draw them.
 
-    ``frame`` has one row per cell and metric: the edit and its location; ``baseline`` and ``value`` (means over the
-    sequences that have all its positions), ``effect`` (value - baseline) with its paired 95% interval over sequences;
-    ``control_effect`` and ``control_sd`` (mean and standard deviation over the cell's random controls: the same edit of
-    as many other units, heads or positions of the same layers, none for whole layers), ``over_control`` (effect -
-    control_effect) with its interval; ``effect_in_sds`` (effect over control_sd, which one strong control makes large;
-    with fewer than two controls over the standard deviation of the baseline over sequences); ``changed`` (whether the
-    edit changed anything that was run), ``n``, ``error``.
+    ``frame`` has one row per cell and metric, with the columns that the help of ``sweep`` lists.
     """
 
     main = "cells"
@@ -50,12 +44,12 @@ class SweepResult(Result):
 
     @property
     def values(self) -> pd.DataFrame:
-        """The table of each metric's value on each sequence in each cell (columns cell, sequence, metric, value)."""
+        """The table of each metric's value on each sequence in each cell."""
         return self.tables["values"]
 
     @property
     def failed(self) -> pd.DataFrame:
-        """The cells that could not be computed: for each, one row of ``frame``, whose column ``error`` says why."""
+        """The cells that could not be computed, a row of ``frame`` for each, whose ``error`` says why."""
         return self.frame.loc[self.frame["error"].notna()].drop_duplicates("cell")
 
     def top(self, n: int = 10, *, metric: str | None = None) -> pd.DataFrame:

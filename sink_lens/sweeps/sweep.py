@@ -74,10 +74,10 @@ def sweep(
     first computes the baseline and one cell of each of four blocks again (of 32 blocks, for cells of your own), and
     refuses the folder if they differ.
 
-    With ``shard`` each of several processes or machines computes a part of the cells, all in one folder; nothing else
-    is shared, and there is no order. A shard that was killed goes on where it was, one that is done does nothing, and
-    the one that ends last makes the tables; the result of the others is not ``finished``. Without ``shard`` the same
-    call takes what the shards have done and computes the rest.
+    With ``shard`` each of several processes or machines computes a part of the cells, all in one folder and in any
+    order. A shard that was killed goes on where it was, one that is done does nothing, and the one that ends last makes
+    the tables; the result of the others is not ``finished``. Without ``shard`` the same call takes what the shards have
+    done and computes the rest.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
