@@ -123,30 +123,15 @@ def quantise(
     chosen, costly = None, True
     with tqdm(desc="quantised runs", unit="run", disable=not progress, leave=False) as bar:
         for name, part in halves.items():
-
-            def run(
-                kept: FullPrecision | None,
-                *,
-                weights: bool = True,
-                inputs: tuple[float, ...] = factors,
-                part: TokenBatch = part,
-            ) -> Float[Tensor, "... batch"]:
-                bar.update()
-                return torch.stack(
-                    [
-                        _losses_when_rounded(
-                            lens,
-                            part,
-                            kept,
-                            input=one,
-                            targets=targets,
-                            weights=weights,
-                            config=config,
-                        )
-                        for one in inputs
-                    ]
-                )
-
+            run = partial(
+                _losses_when_rounded,
+                lens,
+                part,
+                inputs=factors,
+                targets=targets,
+                config=config,
+                bar=bar,
+            )
             clean = run(None, weights=False, inputs=(1.0,))
             base = run(None, inputs=(1.0,)) if config.weights else clean
             half = _TextHalf(
@@ -250,18 +235,20 @@ def _losses_when_rounded(
     part: TokenBatch,
     kept: FullPrecision | None,
     *,
-    input: float,
+    inputs: Sequence[float],
     targets: Mapping[str, QuantisedFormat],
-    weights: bool,
     config: QuantiseConfig,
-) -> Float[Tensor, " batch"]:
+    bar: tqdm,
+    weights: bool = True,
+) -> Float[Tensor, "... batch"]:
     """Measure each sequence's loss with the sites of ``targets`` rounded, but for the ``kept`` tokens and channels.
 
-    The embeddings are multiplied by ``input``. With ``kept=None`` no activation is rounded.
+    The embeddings are multiplied by each of ``inputs``. With ``kept=None`` no activation is rounded.
     """
-    edits = [] if input == 1.0 else [scale("resid_pre", input, layers=[0])]
+    bar.update()
+    edits = []
     if kept is not None:
-        edits += [
+        edits = [
             quantisation(
                 one,
                 form,
@@ -272,12 +259,22 @@ def _losses_when_rounded(
             for one, form in targets.items()
         ]
     form = config.weights if weights else None
+    losses = []
     with contextlib.nullcontext() if form is None else quantised_weights(lens, form):
-        found = run_with(
-            lens, part, edits, layers=[0], quiet=True, batch_size=config.batch_size, progress=False
-        ).loss
-    assert found is not None  # it was asked for
-    return found
+        for factor in inputs:
+            scaled = [] if factor == 1.0 else [scale("resid_pre", factor, layers=[0])]
+            found = run_with(
+                lens,
+                part,
+                [*scaled, *edits],
+                layers=[0],
+                quiet=True,
+                batch_size=config.batch_size,
+                progress=False,
+            ).loss
+            assert found is not None  # it was asked for
+            losses.append(found)
+    return torch.stack(losses)
 
 
 def _largest_magnitudes(
