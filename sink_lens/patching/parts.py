@@ -133,16 +133,12 @@ def draw_random_parts(
     """
     names = SITES[part.site].axis_names
     size_of = dict(zip(names, sizes, strict=True))
-    able = (name for name in ("unit", "head", "position", "key") if name in size_of)
-    few = (
-        name
-        for name in able
-        if (own := part.indices_on(name)) is not None and len(own) < size_of[name]
-    )
-    axis = next(few, None)
-    if axis is None:
+    for axis in ("unit", "head", "position", "key"):
+        own = set(part.indices_on(axis) or ())
+        if axis in size_of and own and len(own) < size_of[axis]:
+            break
+    else:
         return []
-    own = set(part.indices_on(axis) or ())
     size = min(size_of[axis], shortest) if axis in ("position", "key") else size_of[axis]
     back = size if min(own) < 0 else 0
     rest: list[Any] = [part.indices_on(name) for name in names if name != axis]
@@ -156,7 +152,7 @@ def draw_random_parts(
 def part_in_text(part: Part, length: int) -> Part:
     """Count negative positions and keys back from the end of a text of ``length`` tokens."""
     chosen = {
-        name: None if own is None else tuple(one + length * (one < 0) for one in own)
+        name: own and tuple(one + length * (one < 0) for one in own)
         for name, own in (("positions", part.positions), ("keys", part.keys))
     }
     return replace(part, **chosen)

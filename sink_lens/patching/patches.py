@@ -170,9 +170,8 @@ def _source_cell(runs: RunPair, part: Part) -> Cell:
 def _join_parts(parts: Sequence[Part]) -> Part:
     """Return the part with the positions and keys of all ``parts``, which differ in these alone."""
     joined = {
-        name: None
-        if getattr(parts[0], name) is None
-        else tuple(sorted({one for part in parts for one in getattr(part, name)}))
+        name: getattr(parts[0], name)
+        and tuple(sorted({one for part in parts for one in getattr(part, name)}))
         for name in ("positions", "keys")
     }
     return replace(parts[0], **joined)

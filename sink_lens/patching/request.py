@@ -38,12 +38,7 @@ class PatchRequest:
 
     @property
     def asked(self) -> dict[str, Any]:
-        return {
-            "lens": self.runs.lens,
-            "metric": self.runs.metric,
-            "pair": self.pair,
-            "config": self.config,
-        }
+        return {"runs": self.runs, "pair": self.pair, "config": self.config}
 
     def patches(self, plan: Plan | None = None) -> Patches:
         parts = [part for some in (self.grid, *self.controls) for part in some]

@@ -9,13 +9,11 @@ from typing import Any
 
 import pandas as pd
 
-from ..edits.metrics import Metric
 from ..engine.engine import Block
 from ..engine.function_identity import function_hash
 from ..engine.measured import metric_config
 from ..engine.plan import read_plan
 from ..models.inputs import describe_provenance
-from ..models.lens import LensModel
 from ..records import RunWriter, create_run, default_run_folder
 from ..records.reading import read_columns
 from ..records.recomputed import (
@@ -164,10 +162,9 @@ def _check_blocks(patches: Patches, folder: Path, names: Sequence[str]) -> None:
 def open_run(
     out: str | Path,
     *,
-    lens: LensModel,
+    runs: RunPair,
     pair: PromptPair,
     config: PatchConfig,
-    metric: Metric,
     part: Mapping[str, Any] | None = None,
     **how: Any,
 ) -> RunWriter:
@@ -175,10 +172,11 @@ def open_run(
 
     Functions and edits are recorded by name and by the hashes of what they do. ``part`` is the number of a shard.
     """
-    provenance = describe_provenance(lens, pair.clean, kernel="eager")
+    metric = runs.metric
+    provenance = describe_provenance(runs.lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
-    provenance |= {"holder": process_name()} if part else {}
-    put: Any = config.put
+    if part:
+        provenance["holder"] = process_name()
     asked = asdict(replace(config, metric="loss", put="source", edits=()))
     asked["metric_name"] = metric.name
     asked["metric"] = config.metric if isinstance(config.metric, str) else metric.name
@@ -192,9 +190,12 @@ def open_run(
     code: dict[str, Any] = {}
     if config.metric is not None and not isinstance(config.metric, str):
         code["metric"] = metric_config(config.metric)
-    code |= {"put": function_hash(put)} if callable(put) else {}
-    code |= {"edits": [function_hash(one) for one in config.edits]} if config.edits else {}
-    asked |= {"code": code} if code else {}
+    if callable(config.put):
+        code["put"] = function_hash(config.put)
+    if config.edits:
+        code["edits"] = [function_hash(one) for one in config.edits]
+    if code:
+        asked["code"] = code
     return create_run(
         Path(out),
         kind="patch",

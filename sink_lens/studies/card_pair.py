@@ -50,10 +50,8 @@ def compare_models(
     sequences: TokenBatch,
     config: CardConfig,
     *,
-    other: ModelLike | None = None,
-    out: str | Path | None,
-    overwrite: bool,
-    started: str,
+    other: ModelLike | None,
+    **to: Any,
 ) -> Study:
     """Compare ``lens`` with ``other``, or with the second model of ``config``; the run's kind is ``diff``."""
     if other is None or isinstance(other, str | Path):
@@ -93,9 +91,7 @@ def compare_models(
         decision=decision,
         headline=decision["sentence"],
     )
-    return write_study(
-        "diff", lens, sequences, config, found, out=out, overwrite=overwrite, started=started
-    )
+    return write_study("diff", lens, sequences, config, found, **to)
 
 
 def refuse_one_model(first: LensModel, second: LensModel) -> None:

@@ -248,20 +248,12 @@ class CardTable:
     columns: list[str]
 
 
-def run_card(
-    config: CardConfig, *, out: str | Path | None, overwrite: bool, progress: bool
-) -> Study | CardTable:
+def run_card(config: CardConfig, *, out: str | Path | None, **how: Any) -> Study | CardTable:
     if not config.makes_table():
         folder = default_run_folder(config.model) if out is None else out
-        return card(config.model, config=config, out=folder, overwrite=overwrite, progress=progress)
-    rows = make_table_rows(
-        (config.model, *config.others),
-        config,
-        out=out,
-        overwrite=overwrite,
-        progress=progress,
-        write=True,
-    )
+        return card(config.model, config=config, out=folder, **how)
+    models = (config.model, *config.others)
+    rows = make_table_rows(models, config, out=out, write=True, **how)
     return CardTable(rows=rows, columns=choose_columns(rows, config.columns))
 
 
