@@ -18,19 +18,15 @@ def count_bos_in_front(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
     rendered; ``chat_not_rendered`` then says why.
     """
     token = bos_id(tokenizer)
-    found: dict[str, Any] = {
-        "text": _count_in_front(tokenizer("a", verbose=False)["input_ids"], token)
-    }
+    in_text = _count_in_front(tokenizer("a", verbose=False)["input_ids"], token)
+    found: dict[str, Any] = {"text": in_text, "chat": None, "chat_tokenised_again": None}
     if why := _unrendered_reason(tokenizer):
-        return found | {"chat": None, "chat_tokenised_again": None, "chat_not_rendered": why}
+        return found | {"chat_not_rendered": why}
+    messages = [{"role": "user", "content": "Hello there"}]
     try:
-        chat = str(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": "Hello there"}], tokenize=False
-            )
-        )
+        chat = str(tokenizer.apply_chat_template(messages, tokenize=False))
     except Exception:  # noqa: BLE001  # there is no template, or it raises what it likes
-        return found | {"chat": None, "chat_tokenised_again": None}
+        return found
     again = tokenizer(chat, verbose=False)["input_ids"]
     return found | {
         "chat": _count_in_front(text_ids(chat, tokenizer), token),

@@ -137,10 +137,8 @@ def read_table_row(run: Run) -> Row:
             f"{run.folder} holds a run of {safe_line(run.kind)}; need one of card or trace"
         )
     name = str(run.provenance.get("model") or run.folder.resolve().name)
-    row = {
-        "model": safe_line(PurePath(name).name if PurePath(name).is_absolute() else name),
-        "run": run.kind,
-    }
+    name = PurePath(name).name if PurePath(name).is_absolute() else name
+    row = {"model": safe_line(name), "run": run.kind}
     row |= {name: run.provenance.get(name) for name in _OF_RUN}
     row["threshold"] = run.config.get("threshold")
     return row | (_read_card_row(run) if run.kind == "card" else _read_trace_row(run))
@@ -188,14 +186,13 @@ def _read_card_row(run: Run) -> Row:
         }
         for name in ("outlier_dimensions", "residual_sinks"):
             row[name] = ", ".join(str(one["dimension"]) for one in card[name])
-        to_mean = loss.get("mean_aligned", {})
         for name, found in (
             ("sink_rate", sink["rate"]),
             ("sink_mass", sink["attention"]),
             ("to_no_key", sink["to_no_key"]),
             ("loss", loss["clean"]),
             ("zeroing_cost", loss.get("zeroed", {}).get("change", {})),
-            ("mean_cost", to_mean.get("change", {})),
+            ("mean_cost", loss.get("mean_aligned", {}).get("change", {})),
             ("bos_cost", bos.get("cost_without_nats", {})),
         ):
             row |= _interval_columns(name, found)
@@ -269,14 +266,10 @@ def show_card(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFra
         changes = found.tables["changes"]
         is_text = changes["unit"].isin(["index", "text"])
         numbers = ("quantity", "first", "second", "change", "change_low", "change_high", "changed")
-        yield (
-            changes.loc[~is_text]
-            .filter(items=numbers)
-            .rename(columns={"changed": "beyond its interval"})
-        )
-        yield name_neurons(changes.loc[is_text]).filter(
-            items=("quantity", "first_indices", "second_indices", "changed")
-        )
+        shown = changes.loc[~is_text].filter(items=numbers)
+        yield shown.rename(columns={"changed": "beyond its interval"})
+        texts = ("quantity", "first_indices", "second_indices", "changed")
+        yield name_neurons(changes.loc[is_text]).filter(items=texts)
         return
     from rich.table import Table
 
@@ -292,7 +285,8 @@ def show_card(found: Study | CardTable) -> "Iterator[RenderableType | pd.DataFra
 def _value_with_interval(row: Row, name: str) -> str:
     if row.get(name) in (None, ""):
         return ""
-    return f"{as_text(row[name])} {interval_text(row.get(f'{name}_low'), row.get(f'{name}_high'))}".strip()
+    ends = interval_text(row.get(f"{name}_low"), row.get(f"{name}_high"))
+    return f"{as_text(row[name])} {ends}".strip()
 
 
 def answer_of_card(found: Study | CardTable) -> Mapping[str, Any]:

@@ -63,16 +63,13 @@ class CardConfig(ReadConfig):
         """
         names = (self.model, *self.others)
         table = len(names) > 2 or any(map(is_run_folder, names))
-        default = CardConfig()
-        table_needs = "more than two models (sink_lens.studies.cards), or folders of runs"
-        unread = {"trace": "one model"} if table else {"columns": table_needs}
-        unread |= (
-            {}
-            if self.is_comparison and not table
-            else {"most_loss": "two models that are compared"}
-        )
+        unread = {"columns": "more than two models (sink_lens.studies.cards), or folders of runs"}
+        if table:
+            unread = {"trace": "one model"}
+        if table or not self.is_comparison:
+            unread["most_loss"] = "two models that are compared"
         for name, needs in unread.items():
-            if getattr(self, name) != getattr(default, name):
+            if getattr(self, name) != getattr(CardConfig(), name):
                 raise InputError(f"{name}=... was given; need {needs} for it")
         return table
 

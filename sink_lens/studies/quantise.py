@@ -287,7 +287,7 @@ def _largest_magnitudes(
 ) -> dict[bool, Sizes]:
     """Return each channel's largest magnitude over all tokens (key False), and over all but the ``sinks`` (True)."""
     size = sequences_per_forward(batch_size, part.n_positions)
-    found: dict[tuple[str, int], list[Tensor]] = {}
+    found: dict[tuple[str, int], Tensor] = {}
     for start in range(0, part.n_sequences, size):
         chosen = slice(start, start + size)
         read = partial(_channel_magnitudes, sinks=sinks[chosen])
@@ -295,12 +295,11 @@ def _largest_magnitudes(
             Reading(name=site, sites=(site,), function=partial(read, site=site)) for site in sites
         ]
         streamed = stream_batch(lens, part[chosen], readings, batch_size=size)
-        for site in sites:
-            for layer in range(lens.n_layers):
-                found.setdefault((site, layer), []).append(streamed[site, layer])
-    together = {place: torch.cat(tensors).amax(0) for place, tensors in found.items()}
+        for place in product(sites, range(lens.n_layers)):
+            most = streamed[place].amax(0)
+            found[place] = torch.maximum(found.get(place, most), most)
     return {
-        without: {place: both[int(without)] for place, both in together.items()}
+        without: {place: both[int(without)] for place, both in found.items()}
         for without in (False, True)
     }
 

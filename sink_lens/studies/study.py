@@ -14,11 +14,7 @@ from ..activations.forward import resolve
 from ..chain.config import ReadConfig
 from ..configuration import make_config
 from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens
-from ..models.inputs import (
-    check_sequences,
-    config_of_given,
-    describe_provenance,
-)
+from ..models.inputs import check_sequences, config_of_given, describe_provenance
 from ..models.lens import LensModel, check_plain_layers
 from ..models.load import ModelLike, as_lens
 from ..records import Result as Study
