@@ -17,7 +17,7 @@ from ..records import Result
 from ..stats import sort_by_magnitude
 from ..text import as_text, interval_text
 from .cells import Cells
-from .words import cell_name, metric_names
+from .words import cell_name
 
 if TYPE_CHECKING:
     from ..report.diagram import Style
@@ -84,7 +84,7 @@ class SweepResult(Result):
         return effect_figure(rows, value=value, title=title, style=style, width=width)
 
     def _rows_of_metric(self, metric: str | None) -> pd.DataFrame:
-        names = metric_names(self.frame)
+        names = self.frame["metric"].unique().tolist()
         if metric is not None and metric not in names:
             raise InputError(f"the sweep has no metric {metric!r}; need one of {', '.join(names)}")
         return self.frame.loc[self.frame["metric"] == (names[0] if metric is None else metric)]
@@ -208,4 +208,5 @@ def failed(found: SweepResult) -> bool:
 
 
 def _strongest_by_metric(found: SweepResult) -> dict[str, pd.DataFrame]:
-    return {metric: found.top(_SHOWN, metric=metric) for metric in metric_names(found.frame)}
+    names = found.frame["metric"].unique().tolist()
+    return {metric: found.top(_SHOWN, metric=metric) for metric in names}
