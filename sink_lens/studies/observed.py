@@ -77,9 +77,8 @@ class ObservedModel:
         attended = r.attention_readings(
             (0,), threshold=self.thresholds.threshold, sigmoid=lens.family.sigmoid
         )
-        shared = {one.name: one for one in attended}
         readings = [
-            *(shared[name] for name in _CORE),
+            *(one for one in attended if one.name in _CORE),
             sink_rate_reading(self.thresholds.threshold, shares=lens.family.sigmoid),
             *r.location_readings((0,), positions=positions),
             r.token_loss_reading(lens),
