@@ -205,19 +205,20 @@ def _difference_sentence(variant: str, gap: Difference, *, differs: bool) -> str
 
 def _speed_up_sentence(variant: str, curve: str, rows: pd.DataFrame, *, decided: bool) -> str:
     at, ratio = rows["reached"].to_numpy(), rows["acceleration"].to_numpy()
-    target = f"{_quote(variant)} {{}} the baseline's final {curve} loss"
+    end = f"the baseline's final {curve} loss"
+    target = f"{_quote(variant)} {{}} {end}"
     if untrained := int((at == 0).sum()):
         begins = target.format("begins at or under")
         return f"{begins} in {untrained} of {plural(len(at), 'seed')}, so no speed is compared."
     if not decided and np.isnan(ratio).all():
         several = len(ratio) > 1
         none = "No seed of {} reaches" if several else "{} does not reach"
-        return f"{none.format(_quote(variant))} the baseline's final {curve} loss."
+        return f"{none.format(_quote(variant))} {end}."
     if not decided:
         each = ("never" if np.isnan(one) else f"{one:.2f}x as fast" for one in ratio)
         return (
-            f"It cannot be told either if {_quote(variant)} reaches the baseline's final {curve} loss sooner "
-            f"(seed by seed: {join_and(each, most=8)})."
+            f"It cannot be told either if {_quote(variant)} reaches {end} sooner (seed by seed: "
+            f"{join_and(each, most=8)})."
         )
     there, n = ~np.isnan(at), len(at)
     if not there.any():

@@ -133,9 +133,8 @@ def _position_figure(run: Run) -> tuple[str, Figure]:
 
 def _agreement_figure(run: Run) -> tuple[str, Figure]:
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
-    models = run.need("models", columns=["model", "variant", "seed"])
+    facts = _models_by_name(run)
     see = "The grey band is what two random directions have (twice the standard deviation); bars are means."
-    facts = {row["model"]: row for row in models.to_dict("records")}
     groups: dict[str, list[float]] = {}
     for row in pairs.loc[pairs["stage"] == "last"].to_dict("records"):
         if {row["a"], row["b"]} <= set(facts):
@@ -158,6 +157,11 @@ def _agreement_figure(run: Run) -> tuple[str, Figure]:
     axes.set_ylim(len(groups) - 0.5, -0.5)
     axes.grid(visible=False, axis="y")
     return see, without_formulas(figure)
+
+
+def _models_by_name(run: Run) -> dict[str, dict[Any, Any]]:
+    models = run.need("models", columns=["model", "variant", "seed"])
+    return {row["model"]: row for row in models.to_dict("records")}
 
 
 def relation_text(a: dict[Any, Any], b: dict[Any, Any]) -> str:
@@ -232,8 +236,7 @@ def _headline(run: Run) -> list[str]:
             f"{step[-1]:.0f}."
         )
     pairs = run.need("agreement", columns=["a", "b", "stage", "cosine", "chance"])
-    rows = run.need("models", columns=["model", "variant", "seed"])
-    models = {row["model"]: row for row in rows.to_dict("records")}
+    models = _models_by_name(run)
     apart = [
         (abs(row["cosine"]), 2 * row["chance"])
         for row in pairs.loc[pairs["stage"] == "last"].to_dict("records")
