@@ -94,7 +94,8 @@ class SurveyTables:
         frames = [frame for frame in self.frames[name] if len(frame)] or self.frames[name][:1]
         whole = pd.concat(frames, ignore_index=True)
         others = [column for column in whole.columns if column not in _KEY]
-        return whole[[*_KEY, *others]].astype({"seed": "Int64", "step": "Int64"})
+        whole = whole.reindex(columns=[*_KEY, *others])
+        return whole.astype({"seed": "Int64", "step": "Int64"})
 
     def _write_table(self, name: str) -> None:
         as_csv = name in ("models", "summary")

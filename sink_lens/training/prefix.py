@@ -103,9 +103,9 @@ def prefix_output(
         kv=len(matrices[0]),
     )
     *keys, values = matrices
-    if keys:
+    for key in keys:
         features = einsum(
-            features, *keys, "batch position kv group d, kv f d -> batch position kv group f"
+            features, key, "batch position kv group d, kv f d -> batch position kv group f"
         )
     added = einsum(
         features, values, "batch position kv group f, kv f d -> batch position kv group d"

@@ -64,13 +64,13 @@ def _layer_figure(run: Run) -> tuple[str, Figure]:
     )
     variants = variant_names(layers)
     figure = new_figure(width=9.2, height=3.7)
-    layers = layers.assign(depth=layers["layer"] + layers["stage"].map(_DEPTHS))
     sides = (("inter", "between sequences"), ("intra", "between positions"))
     for place, (measure, label) in enumerate(sides, start=1):
         axes = panel(figure, place=(1, 2, place), xlabel="layer", ylabel=f"excess cosine {label}")
         rows = layers.loc[layers["measure"] == measure]
         for variant, style in line_styles(variants).items():
             own = rows.loc[rows["variant"] == variant]
+            own = own.assign(depth=own["layer"] + own["stage"].map(_DEPTHS))
             spread = own.groupby("depth")["excess"].agg(["mean", "min", "max"])
             x = spread.index.to_numpy(float)
             low, high = spread[["min", "max"]].to_numpy(float).T

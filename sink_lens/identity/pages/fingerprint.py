@@ -210,7 +210,7 @@ def _pair_table(run: Run) -> tuple[str, PageTable]:
         "log10_p_analytical": "analytical",
         "too_narrow": "analytical too narrow by",
     }
-    scaled = int(pairs["shares_scale"].eq(True).sum())
+    scaled = len(pairs.loc[pairs["shares_scale"].eq(True)])
     see = (
         "The effect is the mean tau; p only says how sure it is that the effect is not 0. A pair with an effect "
         "near 0 may still share a seed."

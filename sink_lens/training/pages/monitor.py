@@ -165,7 +165,7 @@ def _sentences(run: Run) -> list[str]:
     last = readings.loc[(readings["step"] == step) & readings["layer"].isna()]
     value = {str(key): float(one) for key, one in zip(last["key"], last["value"], strict=True)}
     if "mass_first" in value:
-        n_steps = readings["step"].nunique()
+        n_steps = len(set(readings["step"].tolist()))
         shortened = run.tables.shortened.get("monitor")
         total = n_steps if shortened is None else shortened.steps or n_steps
         rate = (

@@ -64,7 +64,7 @@ def draw_training(
 ) -> Figure:
     """Draw the table ``watch`` by tokens, one panel per measure, the losses of ``log``, and a line at the birth."""
     unit = "tokens"
-    if watched["tokens"].isna().any():
+    if bool(watched["tokens"].isna().to_numpy().any()):
         watched, unit = watched.assign(tokens=watched["step"]), "steps"
     figure = new_figure(width=9.4, height=9.6)
     scale = _TokenScale(watched["tokens"].to_numpy(float))
