@@ -55,12 +55,9 @@ def group_runs(
     group_by: str | Sequence[str] | None = None,
     baseline: str | None = None,
 ) -> Variants:
-    """Group finished runs into variants by the field that differs, after checks that they may be compared.
+    """Group finished training runs into variants by the fields that differ, after checks that they may be compared.
 
-    Args:
-        folders: of finished training runs.
-        group_by: the fields of the configuration that the variants differ in; None finds them.
-        baseline: the variant that comes first; softmax attention without a value norm, or the first run's, if None.
+    The ``baseline`` comes first; if None, softmax attention without a value norm, or the first run's variant.
 
     Raises:
         InputError: fewer than two runs, a field that no run has, or no such baseline.
