@@ -170,16 +170,16 @@ def mlp_submodules(mlp: Any) -> dict[str, Any]:
     ``experts`` holds the routed experts, ``dense`` the projections of the shared expert or of a dense MLP, and ``gate``
     the projection whose sigmoid multiplies the shared expert's output.
     """
-    names = mlp.__dict__["names"]
+    family: Family = mlp.__dict__["family"]
     experts = _unwrapped_module(mlp, "experts")
     dense, found = mlp, dict[str, Any]()
     if experts is not None:
         found["experts"] = experts
-        dense = _unwrapped_module(mlp, names["shared"]) if names["shared"] else None
+        dense = _unwrapped_module(mlp, family.shared) if family.shared else None
     if dense is not None:
-        found["dense"] = Dense(*(_unwrapped_module(dense, name) for name in names["dense"]))
-    if experts is not None and names["gate"]:
-        found["gate"] = _unwrapped_module(mlp, names["gate"])
+        found["dense"] = Dense(*(_unwrapped_module(dense, name) for name in family.dense))
+    if experts is not None and family.shared_gate:
+        found["gate"] = _unwrapped_module(mlp, family.shared_gate)
     return found
 
 
@@ -202,11 +202,7 @@ def add_expert_hook_points(model: nn.Module, *, family: Family) -> None:
     blocks = [_unwrapped_module(layer, str(family.mlp)) for layer in layers]
     widths = []
     for block in blocks:
-        block.__dict__["names"] = {
-            "shared": family.shared,
-            "gate": family.shared_gate,
-            "dense": family.dense,
-        }
+        block.__dict__["family"] = family
         parts = mlp_submodules(block)
         width = parts["dense"].down.weight.shape[1] if "dense" in parts else 0
         if "experts" in parts:
