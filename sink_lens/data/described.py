@@ -10,9 +10,9 @@ from ..files import check_file_name, check_regular_file
 TokenKind = Literal["text", "random", "repeated"]
 BosCondition = Literal["auto", "with", "without"]
 """First token of a sequence: what the tokenizer does with plain text, BOS, or no BOS."""
-TOKENS_TABLE = {"kind": "tokens"} | {
-    name: name for name in ("text", "prompts", "bos", "sequences", "length")
-}
+SEQUENCE_OPTIONS = ("text", "prompts", "bos", "sequences", "length")
+"""Options that say which sequences are made."""
+TOKENS_TABLE = {"kind": "tokens"} | {name: name for name in SEQUENCE_OPTIONS}
 """Keys of the table ``[tokens]`` in a configuration file -> field of the configuration."""
 
 

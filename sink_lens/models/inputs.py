@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from ..data.corpora import bundled_text, read_text
-from ..data.described import BosCondition, InputConfig, check_sequences_fit
+from ..data.described import SEQUENCE_OPTIONS, BosCondition, InputConfig, check_sequences_fit
 from ..data.tokens import TokenBatch, from_prompts, from_text, random_tokens, repeated_tokens
 from ..errors import InputError
 from ..records import package_versions
@@ -20,8 +20,6 @@ from .load import config_hash, load, weights_hash
 
 log = logging.getLogger(__name__)
 C = TypeVar("C")
-_OF_TEXT = ("text", "prompts", "bos", "sequences", "length")
-"""Options that say which sequences are made."""
 
 
 def load_model(config: InputConfig) -> LensModel:
@@ -53,7 +51,7 @@ def check_sequences(config: InputConfig) -> Header | None:
 
 
 def refuse_beside_tokens(asked: Collection[str]) -> None:
-    if unread := [name for name in _OF_TEXT if name in asked]:
+    if unread := [name for name in SEQUENCE_OPTIONS if name in asked]:
         raise InputError(
             f"{', '.join(unread)} given beside tokens, which are the sequences already; need one of them. Leave out "
             f"{', '.join(unread)}, or the tokens"
