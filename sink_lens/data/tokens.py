@@ -209,8 +209,8 @@ class TokenBatch:
         """Draw tokens uniformly and independently from the ordinary ids (no special tokens), after BOS if it is added.
 
         BOS counts as one of the `length` tokens; without a tokenizer, "auto" adds none. Only ids below ``vocab_size``,
-        the size of the model's vocabulary, are drawn; it is required without a tokenizer. The generator is one on the
-        CPU, and its seed is recorded.
+        the model's, are drawn; it is required without a tokenizer. The generator is one on the CPU, and its seed is
+        recorded.
 
         Raises:
             InputError: an argument is out of range, the generator is not on the CPU, or no id can be drawn.
@@ -386,8 +386,8 @@ def as_batch(
 ) -> TokenBatch:
     """Return ``given`` as a token batch; a token batch is one of its own, whose tokens lie as they were given.
 
-    Texts are tokenised by ``tokenizer``, and get BOS in front as ``bos`` says; nothing was given behind the end of a
-    shorter one. A mapping, as tokenizers and collators return, becomes a text a row (``data.collated``).
+    Texts are tokenised, and get BOS in front as ``bos`` says; nothing was given behind the end of a shorter one. A
+    mapping becomes a text a row (``data.collated``).
 
     Raises:
         InputError: there are texts and no tokenizer, or a mapping that ``collated_texts`` refuses; or ``bos`` was asked

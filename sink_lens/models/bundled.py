@@ -57,8 +57,7 @@ def converted_folder(gguf: Path, *, announce: Callable[[str], None] | None = Non
     """Return the cached safetensors folder (float32) of a GGUF file; the first call converts it.
 
     Later calls check the size of each file in the folder, and the hash of files with a new time stamp. A damaged folder
-    is made again, with a warning. A second process waits for the first. ``announce`` gets a line before something slow;
-    if None, it is logged.
+    is made again, with a warning. ``announce`` gets a line before something slow; if None, it is logged.
 
     Raises:
         ModelError: the file does not exist, is damaged or has an unknown architecture; or the cache has no room or
@@ -119,9 +118,9 @@ def find_local_model(name: str) -> Path | None:
 
 
 def find_header(name: str) -> Header | None:
-    """Read the sizes of a model from the headers of its local files; None if they do not give all sizes.
+    """Read the sizes of a model from the headers of its local files.
 
-    It is also None for a hub name and for files that ``load`` would refuse.
+    It is None if they do not give all sizes, for a hub name and for files that ``load`` would refuse.
     """
     try:
         path = find_local_model(name)

@@ -333,9 +333,9 @@ def check_bridge_logits(
 ) -> tuple[str, ...]:
     """Raise ModelError if the bridge's logits differ from the plain model's, under its own kernel, on 64 tokens.
 
-    Logits that differ by more than ``logit_tolerance`` mean that an adapter skips a part. A model that does not run, or
-    whose logits are not finite or all 0, is refused too. A kernel that is exact for the family may round otherwise,
-    which some models enlarge: eager attention must then give the bridge's logits, and a note is returned.
+    If they do, an adapter skips a part. A model that does not run, or whose logits are not finite or all 0, is refused
+    too. A kernel that is exact for the family may round otherwise, which some models enlarge: eager attention must then
+    give the bridge's logits, and a note is returned.
     """
     ids, kernel = probe_tokens(plain, _COMPARED), kernel_of(plain.config)
     try:

@@ -51,8 +51,8 @@ _BEGIN_WITH_BOS = ("llama-bpe", "llama3", "llama-v3")
 def convert_gguf(file: Path, *, folder: Path) -> None:
     """Write the weights in float32, the configuration and the tokenizer of a GGUF file into an empty folder.
 
-    The result gives the same logits as the GGUF file. Other files in its folder are not read. The caller's random state
-    does not change. After an error the caller removes the folder.
+    Other files beside it are not read. The caller's random state does not change. After an error the caller removes the
+    folder.
 
     Raises:
         ModelError: the file is damaged, has an unknown architecture or is one part of a split file; it lacks a tensor,
@@ -227,8 +227,6 @@ def _dequantise(
 def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
     """Write the settings of a GGUF file that transformers leaves out into ``folder/config.json``.
 
-    They are Gemma 2's caps, Phi 3's window and rotated share, the scale of Gemma's scores, and rotations.
-
     Raises:
         ModelError: the file rotates only a part of each head, which transformers cannot do for this architecture; or it
             scales its rotary positions neither linearly nor as Llama 3 does (by a factor for each frequency).
@@ -276,9 +274,9 @@ def _complete_config(reader: HeaderReader, *, name: str, folder: Path) -> None:
 
 
 def _rotary_scaling(reader: HeaderReader, kind: str, *, theta: float, name: str) -> dict[str, Any]:
-    """Return the fields of ``rope_parameters`` that describe a GGUF file's scaling of rotary positions.
+    """Return the fields of ``rope_parameters`` for a linear scaling of rotary positions or Llama 3's, if there is one.
 
-    The scaling is linear or Llama 3's; without one there are no fields. ``kind`` is the architecture in the file.
+    ``kind`` is the architecture in the file.
     """
     scaling, factor, context = (
         metadata_value(reader, f"{kind}.rope.scaling.{entry}")

@@ -29,7 +29,7 @@ class LensModel:
     """A Hugging Face model (``plain``) and its TransformerLens bridge: two forward paths that give equal numbers."""
 
     bridge: TransformerBridge
-    """The TransformerLens bridge, on eager attention. Every run that edits, or needs a pattern, uses it."""
+    """On eager attention. Every run that edits, or needs a pattern, uses it."""
     plain: PreTrainedModel
     """The same weights (shared storage) as a Hugging Face module on its fastest exact kernel, to measure or train."""
     tokenizer: PreTrainedTokenizerBase | None
@@ -56,12 +56,11 @@ class LensModel:
 
     @property
     def n_heads(self) -> int:
-        """Number of query heads."""
         return self.config.num_attention_heads
 
     @property
     def n_kv_heads(self) -> int:
-        """Number of key and value heads; the smallest number if layers differ."""
+        """Number of key and value heads, the smallest if layers differ."""
         return self._smallest_size("n_kv_heads")
 
     @property
@@ -70,7 +69,7 @@ class LensModel:
 
     @property
     def d_head(self) -> int:
-        """Width of one head's queries and keys; the smallest width if layers differ."""
+        """Width of one head's queries and keys, the smallest if layers differ."""
         return self._smallest_size("d_head")
 
     @property

@@ -340,7 +340,7 @@ _BY_FAMILY = frozenset({"z_raw", "gate", "up", "neurons", "down_out"})
 def site_of_hook(name: str, *, lens: "LensModel | None" = None) -> tuple[str, int | None]:
     """Return the site and the layer of a bridge's hook name; the layer is None if the name has none.
 
-    Without the model, hook points in the MLP are unknown, since families differ in what they hold.
+    Without the model, hook points in the MLP are unknown, since families differ there.
 
     Raises:
         SiteError: no site has this hook point.

@@ -39,7 +39,7 @@ class AttentionWeights:
     b_o: Float[Tensor, " d_model"]
     latent: "KeyValueLatent | None" = None
     """What is between in latent attention; ``w_q``, ``w_k`` and ``w_v`` are then products of two projections and the
-    gain between them, and at each token all but the rotary part is divided by a number of the latent's norm."""
+    gain between, and at each token all but the rotary part is divided by the latent's norm."""
 
     def keys(
         self,

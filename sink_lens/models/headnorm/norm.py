@@ -85,7 +85,7 @@ class HeadNorm(nn.Module):
         """Set the gain to the deviation over d_head of a first token's values, whose input is N(0, 1).
 
         The first token sees only itself, so the output of its heads is its value. With one draw this is the released
-        code of arXiv 2605.06611. Query heads that share a value head get the same gain.
+        code of arXiv 2605.06611.
 
         Args:
             w_v: weight of the value projection, heads side by side along its first axis, as ``nn.Linear`` has it.
@@ -112,8 +112,8 @@ def match_gains(model: nn.Module, batches: Iterable[Tensor]) -> None:
 
     Args:
         model: with initialised weights; it runs in evaluation mode, without gradients, and is put back.
-        batches: what the model is called with, one forward pass each, such as ``[tokens]``: sequences as long as those
-            of the training. Random tokens will do.
+        batches: what the model is called with, one forward pass each: sequences as long as those of the training, such
+            as ``[tokens]``. Random tokens will do.
 
     Raises:
         InputError: the model has no ``HeadNorm``, or one that no pass reached.
