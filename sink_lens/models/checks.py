@@ -203,7 +203,7 @@ def check_config(config: Mapping[str, Any], *, name: str) -> str | None:
             f"the configuration of {name} has architectures {named!r:.60} and auto_map {code!r:.60}; need a list of "
             "names and a table. Fetch it again"
         )
-    for architecture in named:
+    for architecture in map(str, named):
         family_of(TEXT_PART.get(architecture, architecture))
     if fetched := _find_kernel_to_download(config):
         raise ModelError(
