@@ -93,8 +93,7 @@ def check_hooks_fire(
 
     having = [number for number, block in enumerate(bridge.blocks) if "attn" in block._modules]
     hooks: list[Any] = [(f"blocks.{number}.attn.hook_z", note) for number in having]
-    with switch_to_eval_mode(bridge), torch.no_grad():
-        bridge.run_with_hooks(probe_tokens(plain), fwd_hooks=hooks, use_cache=False)
+    _run_with_hooks(bridge, probe_tokens(plain), hooks)
     layers: Any = plain.get_submodule(family.layers)
     for number in having:
         own = [one for one in layers[number].named_modules() if "forward" in vars(one[1])]
@@ -418,14 +417,11 @@ def uneditable_sites(
                 (one, edit) for one in bridge.hook_dict if one.endswith(f".attn.{hook}")
             ]
             try:
-                with switch_to_eval_mode(bridge), torch.no_grad():
-                    bridge.run_with_hooks(
-                        probe_tokens(plain, _COMPARED), fwd_hooks=every, use_cache=False
-                    )
+                _run_with_hooks(bridge, probe_tokens(plain, _COMPARED), every)
             except SiteError:
                 lacking.add(name)
         return frozenset(lacking)
-    with switch_to_eval_mode(bridge), torch.no_grad(), warnings.catch_warnings():
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the discarded edits are what this check looks for
         layers = [at for at, block in enumerate(bridge.blocks) if "attn" in block._modules]
         other_values: list[Any] = [
@@ -440,13 +436,17 @@ def uneditable_sites(
         for values in ([], other_values):
             if not found:
                 break
-            baseline = bridge.run_with_hooks(ids, fwd_hooks=values, use_cache=False)
+            baseline = _run_with_hooks(bridge, ids, values)
             for site, (hook, edit) in list(found.items()):
                 hooks = [*values, *((f"blocks.{at}.attn.{hook}", edit) for at in layers)]
-                edited = bridge.run_with_hooks(ids, fwd_hooks=hooks, use_cache=False)
-                if not torch.equal(edited, baseline):
+                if not torch.equal(_run_with_hooks(bridge, ids, hooks), baseline):
                     del found[site]
     return frozenset(found)
+
+
+def _run_with_hooks(bridge: TransformerBridge, ids: Tensor, hooks: list[Any]) -> Tensor:
+    with switch_to_eval_mode(bridge), torch.no_grad():
+        return bridge.run_with_hooks(ids, fwd_hooks=hooks, use_cache=False)
 
 
 def _plain_logits(plain: PreTrainedModel, ids: Tensor) -> Tensor:
