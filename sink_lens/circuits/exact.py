@@ -45,26 +45,23 @@ def exact_scores(
         sites += ["up"] if lens.family.gate is None else ["gate", "up"]
     streams = _clean_tensors(runs, sites, begin=begin)
     spans, writers, readers = graph.ends
-
-    positions = tuple(range(begin, runs.clean.n_positions))
+    positions, masks = (
+        tuple(range(begin, runs.clean.n_positions)),
+        runs.span_masks(every, begin=begin),
+    )
 
     def make_edits(references: References, *, edge: int) -> tuple[Edit, ...]:
-        change = (
-            difference[:, writers[edge]]
-            * runs.span_masks(every, begin=begin)[spans[edge]][..., None]
-        )
+        change = difference[:, writers[edge]] * masks[spans[edge]][..., None]
         return _reader_edits(runs, int(readers[edge]), streams, change, positions=positions)
 
-    cells = []
+    cells, sites_of_kinds = [], {"mlp": "mlp_in", "neurons": "mlp_in", "logits": "final"}
     for edge in edges:
         reader = graph.readers[int(readers[edge])]
         if reader.kind == "g":
             raise InputError(
                 f"{reader.name} is the gate of a head's output, which has no site; need another edge"
             )
-        site = {"mlp": "mlp_in", "neurons": "mlp_in", "logits": "final"}.get(
-            reader.kind, reader.kind
-        )
+        site = sites_of_kinds.get(reader.kind, reader.kind)
         touches = ((site, None if site == "final" else (reader.layer,)),)
         cells.append(Cell(touches=touches, begin=begin, make=partial(make_edits, edge=edge)))
     return _metric_drops(runs, cells, advance=advance)

@@ -36,20 +36,18 @@ def sink_fields(circuit: Circuit, config: CircuitConfig) -> dict[str, Any]:
     position, judge = config.sink_position, circuit.faithfulness_judge
     share = top = np.nan
     if circuit.runs.first_difference(slice(None)) > position or config.freeze:
-        kept = dict.fromkeys(
-            ("faithfulness", "low", "high"), 1.0 if judge.gap.excludes_zero else np.nan
-        )
-        return {"sink_share": 0.0, "sink_share_top": 0.0} | faithfulness_fields(
-            kept, "without_sink_"
-        )
-    if not METHODS[config.method].patches:
-        some = with_sink_span(
-            circuit.runs.select_pairs(range(min(_PAIRS, circuit.runs.n_pairs))), position
-        )
-        size, there = np.abs(score_edges(some, config).mean), some.graph.ends[0] == 0
-        largest = np.argsort(-size, kind="stable")[:_TOP]
-        share, top = float(size[there].sum() / (size.sum() or np.nan)), float(there[largest].mean())
-    runs = with_sink_span(judge.runs, position)
-    values = replace(judge, runs=runs).metric_values((runs.graph.ends[0] != 0)[None])
-    (kept,) = judge.faithfulness_table(values).to_dict("records")
+        share = top = 0.0
+        whole = 1.0 if judge.gap.excludes_zero else np.nan
+        kept = {"faithfulness": whole, "low": whole, "high": whole}
+    else:
+        if not METHODS[config.method].patches:
+            few = range(min(_PAIRS, circuit.runs.n_pairs))
+            some = with_sink_span(circuit.runs.select_pairs(few), position)
+            size, there = np.abs(score_edges(some, config).mean), some.graph.ends[0] == 0
+            largest = np.argsort(-size, kind="stable")[:_TOP]
+            share = float(size[there].sum() / (size.sum() or np.nan))
+            top = float(there[largest].mean())
+        runs = with_sink_span(judge.runs, position)
+        values = replace(judge, runs=runs).metric_values((runs.graph.ends[0] != 0)[None])
+        (kept,) = judge.faithfulness_table(values).to_dict("records")
     return {"sink_share": share, "sink_share_top": top} | faithfulness_fields(kept, "without_sink_")

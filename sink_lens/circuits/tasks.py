@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -18,16 +18,15 @@ from ..configuration import make_config
 from ..data.corpora import bundled_text
 from ..data.described import BosCondition
 from ..data.tokens import TokenBatch, from_tensor, from_text
+from ..edits.metrics import Metric, evaluate, logit_difference
+from ..engine.forward import run_with
 from ..errors import InputError
+from ..models.lens import LensModel
+from ..models.load import ModelLike, as_lens
 from ..signatures import takes
 from ..stats import SURE
 from .config import OF_A_CHOICE, OF_A_RUN, CircuitConfig, ReadyTask
 from .pairs import TokenPair, make_token_pairs
-
-if TYPE_CHECKING:
-    from ..edits.metrics import Metric
-    from ..models.lens import LensModel
-    from ..models.load import ModelLike
 
 _LOG = logging.getLogger(__name__)
 _MOST_NAMED = 20
@@ -65,10 +64,8 @@ class Task:
         return sha256(repr(held).encode()).hexdigest()
 
     @property
-    def metric(self) -> "Metric":
+    def metric(self) -> Metric:
         """The mean logit of the right answers minus that of the wrong ones, at the last token."""
-        from ..edits.metrics import logit_difference
-
         return logit_difference(self.correct, self.incorrect)
 
     @property
@@ -85,10 +82,10 @@ class Task:
 class MetricOfTask:
     """A function of a task that returns its metric, for ``--metric MODULE:FUNCTION``; written above it as decorator."""
 
-    function: "Callable[[Task], Metric | Callable[..., Any]]"
+    function: Callable[[Task], Metric | Callable[..., Any]]
 
 
-def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
+def make_task(lens: LensModel, config: CircuitConfig) -> Task:
     if config.task != "text":
         return task_of(lens, config=config)
     if lens.tokenizer is None:
@@ -117,7 +114,7 @@ def make_task(lens: "LensModel", config: CircuitConfig) -> Task:
 
 @takes(CircuitConfig, leave_out=_UNREAD)
 def task_of(
-    model: "ModelLike",
+    model: ModelLike,
     task: Literal[ReadyTask, "file"] | None = None,
     *,
     generator: np.random.Generator | None = None,
@@ -139,10 +136,6 @@ def task_of(
     Raises:
         InputError: no pair whose tokens fit, or a task that the model does not do, or not better than chance.
     """
-    from ..edits.metrics import evaluate
-    from ..engine.forward import run_with
-    from ..models.load import as_lens
-
     named = {} if task is None else {"task": task}
     config = make_config(CircuitConfig, config, fields | named, where="circuits.task")
     name, lens = config.task, as_lens(model)
@@ -197,7 +190,7 @@ def task_of(
 
 
 def _task_of_pairs(
-    name: str, kept: Sequence[TokenPair], *, lens: "LensModel", bos: BosCondition
+    name: str, kept: Sequence[TokenPair], *, lens: LensModel, bos: BosCondition
 ) -> Task:
     lengths = torch.tensor([len(one.clean) for one in kept])
 
