@@ -6,7 +6,6 @@ circuit.save("circuit.json")    # EAP-IG's format; .svg, .png, .pdf, graph JSON 
 circuit.draw()
 """
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -158,7 +157,7 @@ class Circuit:
         Cost: one forward pass of the prompt.
         """
         if self.runs.corrupted is None:
-            return "", math.nan
+            return "", np.nan
         self.runs.check_weights()
         likeliest = answers(self.runs.lens, self.runs.clean[:1], top=1).iloc[0]
         return str(likeliest["token"]), float(likeliest["probability"])
@@ -195,7 +194,7 @@ class Circuit:
         nan where all pairs chose it, as a single one does, or where no edge at all keeps as much as the whole model.
         """
         if not (self.rows or self.given):
-            return Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
+            return Interval(estimate=np.nan, low=np.nan, high=np.nan, n=0)
         kept, low, high = self.faithfulness_rows[["faithfulness", "low", "high"]].iloc[0].tolist()
         return Interval(estimate=kept, low=low, high=high, n=self.faithfulness_judge.runs.n_pairs)
 
