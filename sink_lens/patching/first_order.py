@@ -19,8 +19,8 @@ def first_order_effects(
 ) -> tuple[Float[Tensor, " sample"], Int[Tensor, " sample"]]:
     """Approximate the effect of each patch: its part's change times the metric's mean gradient at ``steps`` points.
 
-    Returns (each part's mean effect over the sequences that are long enough and have a metric, or a sum if the metric
-    is one number for all sequences; the number of these sequences).
+    Returns (each part's mean effect over the sequences that have it and a metric, or a sum if the metric is one number
+    for all sequences; the number of these sequences).
     """
     gradients = _mean_gradients(runs, steps=steps)
     products = {}

@@ -1,4 +1,4 @@
-"""The run folder of a patch: what was asked, every block of patches as soon as it is measured, and the tables."""
+"""The run folder of a patch: every block of patches as soon as it is measured, and the tables."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace

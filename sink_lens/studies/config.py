@@ -52,7 +52,7 @@ class CardConfig(ReadConfig):
 
     @property
     def is_comparison(self) -> bool:
-        """True if there is exactly one other model, which is compared with the first unless a table is made."""
+        """True if there is exactly one other model."""
         return len(self.others) == 1
 
     def makes_table(self) -> bool:

@@ -70,7 +70,7 @@ class ObservedModel:
 
     @cached_property
     def panel(self) -> Panel:
-        """Readings of the one forward pass from which most quantities are computed; the first token is studied."""
+        """Readings of one forward pass, in which the first token is studied."""
         lens, n = self.lens, self.tokens.n_positions
         positions = r.sampled_positions(n)
         sites = [name for name in SITES_READ if SITES[name].address(lens.family) is not None]
@@ -139,7 +139,7 @@ class ObservedModel:
     def sink_panel(self) -> Panel:
         """The panel with the sink as studied position (0 without a sink); it is read again if the sink is elsewhere.
 
-        Late positions, with fewer than 16 queries after them in the shortest sequence, are left out.
+        Positions with fewer than 16 queries after them in the shortest sequence are left out.
         """
         panel = self.panel
         last = max(int(self.tokens.lengths.min()) - 1 - COUNTED_QUERIES, 0)
@@ -212,9 +212,9 @@ class ObservedModel:
     def outlier_writers(self) -> list[dict[str, Any]]:
         """The parts that write the outlier dimension in each layer of a growth step, with their shares.
 
-        ``neurons`` are [neuron, share] of those that make at least ``SUPER_SHARE``; so are ``experts``. Where a layer
-        multiplies the stream (Gemma 4), the change is what the layer adds to the multiple. There is no row if the sink
-        has no outlier dimension, and no neurons if the family norms its MLP's output.
+        ``neurons`` are [neuron, share] of those that make at least ``SUPER_SHARE``; so are ``experts``. If a layer
+        multiplies the stream (Gemma 4), the change is what it adds to the multiple. There are no neurons if the family
+        norms its MLP's output.
         """
         found = []
         lens, states = self.lens, self.sink_states

@@ -74,7 +74,7 @@ def found_sink_positions(seen: ObservedModel) -> list[int]:
 def writing_neurons(seen: ObservedModel) -> list[tuple[int, int]]:
     """Return the neurons, as (layer, neuron), that make at least 5% of a growth step's change of the outlier dimension.
 
-    Empty if the model's neurons cannot be told apart (a mixture of experts, or a norm after the MLP).
+    Empty in a mixture of experts, or with a norm after the MLP.
     """
     if seen.lens.family.down is None or seen.lens.family.mlp_post_norm is not None:
         return []

@@ -1,7 +1,4 @@
-"""The cells of a sweep: each is known by its number from the grid to the table, and in the blocks of a run folder.
-
-The number of a cell of the table is its row; controls that are no such cell follow.
-"""
+"""The cells of a sweep, known by their numbers: the rows of the table, and controls that are not among them."""
 
 import json
 from collections.abc import Mapping, Sequence
