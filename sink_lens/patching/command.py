@@ -92,9 +92,10 @@ def _strongest_table(found: PatchResult | AttributionResult, *, top: int) -> "Pa
     frame = found.strongest(top)
     if "ci_low" in frame.columns:
         frame["95%"] = ci_texts(frame)
-    places = frame["position"].tolist() if "position" in frame.columns else [None] * len(frame)
-    labels = [found.labels.get(place) for place in places]
-    frame["token"] = [token_text(label) if label else "" for label in labels]
+    frame["token"] = ""
+    if "position" in frame.columns:
+        labels = [found.labels.get(int(place), "") for place in frame["position"]]
+        frame["token"] = [token_text(label) if label else "" for label in labels]
     heads = {
         "value": found.metric,
         "effect": "approx." if "method" in frame.columns else "effect",

@@ -158,8 +158,11 @@ class MeasuredPatches:
         has_positions = self.site in SITES and "position" in SITES[self.site].axis_names
         if has_positions and "position" not in self.by:
             only = self.positions
-            which = only and f"position{'s' * (len(only) > 1)} {as_ranges(only)}"
-            where.append(which or "all positions")
+            where.append(
+                "all positions"
+                if only is None
+                else f"position{'s' * (len(only) > 1)} {as_ranges(only)}"
+            )
         return f"{row['effect']:.4g}, at {', '.join(where)}"
 
     def save(self, folder: str | Path, *, overwrite: bool = False) -> Path:

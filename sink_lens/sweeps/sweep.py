@@ -285,7 +285,7 @@ def _run_blocks(
         block
         for block in blocks
         if not writer.has(block.name)
-        or (how.retry_failed and _read_block(writer.folder, block)["error"].notna().any())
+        or (how.retry_failed and bool(_read_block(writer.folder, block)["error"].notna().any()))
     ]
     total, left = (sum(len(block.cells) for block in some) for some in (blocks, todo))
     with tqdm(

@@ -97,7 +97,7 @@ run = command_of(sink_tokens)
 class _MarkedTokens:
     """Scores of all tokens, in all and by layer, and the thresholds of sinks and massive tokens."""
 
-    scores: dict[Rule, Float[Tensor, "batch position"]]
+    scores: dict[str, Float[Tensor, "batch position"]]
     received: Float[Tensor, "layer batch position"]
     """Mean attention of the sampled later queries, over heads."""
     shares: Float[Tensor, "layer batch position"]
@@ -109,7 +109,7 @@ class _MarkedTokens:
     outliers: pd.DataFrame
     """layer, sequence, position, dimension, value, ratio: entries over the factor."""
     gaps: dict[Rule, ScoreGap | None]
-    thresholds: dict[Rule, float]
+    thresholds: dict[str, float]
 
     def marked(self, by: Rule) -> Bool[Tensor, "batch position"]:
         return self.scores[by] >= self.thresholds[by]
@@ -224,9 +224,13 @@ def _mark_tokens(
             outliers += one.outliers
             bar.update(part.n_sequences)
     least, given = config.least_scores, config.given_thresholds
-    gaps = {by: score_gap(scores[by], least=least[by], gap=config.gap) for by in LEAST}
-    thresholds = {by: math.inf if gap is None else gap.threshold for by, gap in gaps.items()}
-    thresholds |= {by: asked for by in LEAST if (asked := given[by]) is not None}
+    gaps: dict[Rule, ScoreGap | None] = {
+        by: score_gap(scores[by], least=least[by], gap=config.gap) for by in LEAST
+    }
+    thresholds: dict[str, float] = {
+        by: math.inf if gap is None else gap.threshold for by, gap in gaps.items()
+    }
+    thresholds |= {by: asked for by, asked in given.items() if asked is not None}
     return _MarkedTokens(
         scores=scores,
         received=received,
@@ -286,7 +290,7 @@ def outlier_dimension_table(
     """Return the dimensions that are outliers on most ordinary tokens, or on most marked ones."""
     marked = every["sink"].to_numpy(bool) | every["massive"].to_numpy(bool)
     at = ["sequence", "position"]
-    places = pd.MultiIndex.from_frame(every.loc[marked, at])
+    places = pd.MultiIndex.from_frame(every[at])[marked]
     on_marked = pd.MultiIndex.from_frame(outliers[at]).isin(places)
     frames = []
     for kind, rows, tokens in (
