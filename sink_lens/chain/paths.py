@@ -371,15 +371,10 @@ def _control_paths(
     """Make controls of ``path``, and say what differs in them: other dimensions, else other neurons, else positions."""
     draws = range(min(setting.config.controls, PATH_CONTROLS))
     if path.through is not None:
-        drawn = {
-            layer: [
-                draw_other_indices(some, n=setting.lens.d_model, generator=generator) for _ in draws
-            ]
-            for layer, some in path.through.items()
-        }
-        return "other dimensions", [
-            replace(path, through={layer: sets[i] for layer, sets in drawn.items()}) for i in draws
-        ]
+        drawn = setting.draw_other_units(
+            "resid_post", path.through, generator=generator, most=PATH_CONTROLS
+        )
+        return "other dimensions", [replace(path, through=some) for some in drawn]
     end = "source" if path.source.units else "target"
     own: End = getattr(path, end)
     if own.units:

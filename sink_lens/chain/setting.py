@@ -103,11 +103,8 @@ class Maker:
             return f"{self.kind} {self.unit}"
         if self.kind in WHOLE:
             return f"{self.kind} {self.layer}"
-        return (
-            f"{self.layer}.{self.unit}"
-            if self.kind == "neuron"
-            else f"{self.kind} {self.layer}.{self.unit}"
-        )
+        place = f"{self.layer}.{self.unit}"
+        return place if self.kind == "neuron" else f"{self.kind} {place}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +154,10 @@ class Setting:
 
     @cached_property
     def baseline(self) -> Outcome:
-        """Outcome of the baseline run: attention to the target and the sink, and the loss."""
         return self.baseline_run.outcome
 
     @property
     def sink_position(self) -> int:
-        """The position of the model's own sink."""
         return self.location.sink_position
 
     @property
@@ -204,7 +199,6 @@ class Setting:
 
     @property
     def feeding_layers(self) -> tuple[int, ...]:
-        """The layers whose attention comes before the growth; see ``locate.feeding_layers``."""
         return feeding_layers(self.location.growth_layers, attention=self.lens.attention_layers)
 
     @property
@@ -215,7 +209,6 @@ class Setting:
         return early if early or self.location.steps else attention[:1]
 
     def layers_having(self, site: str, layers: Iterable[int]) -> list[int]:
-        """Return those of ``layers`` in which the model has ``site``."""
         return [layer for layer in layers if layer in self.lens.layers_with(site)]
 
     def layers_until_sink(self, site: str) -> list[int]:
@@ -232,8 +225,7 @@ class Setting:
 
     def uniform_mass(self) -> Float[Tensor, " layer"]:
         """Compute the attention to the sink position, by layer, if every query spread its row sum evenly."""
-        lens, valid, position = self.lens, self.tokens.valid, self.sink_position
-        sums = None
+        lens, sums = self.lens, None
         if lens.family.sink_logit or lens.own_attention is not None:
             read = Reading(
                 name="row_sum", sites=("rows",), function=lambda view: view["rows"].sum(-1).mean(1)
@@ -242,8 +234,8 @@ class Setting:
             sums = stream_batch(lens, self.tokens, [read], rows=rows).stacked("row_sum")
         found = [
             uniform_mass(
-                valid,
-                key=position,
+                self.tokens.valid,
+                key=self.sink_position,
                 reach=lens.reach(layer),
                 row_sum=None if sums is None else sums[layer],
             )
@@ -260,13 +252,12 @@ class Setting:
 
         They are among those of ``control_run``.
         """
-        taken = {*self.location.sink_positions, self.target_position}
-        controls = self.config.controls
-        free = [
-            p
-            for p in range(1, min(self.tokens.n_positions, position + CONTROL_LENGTH) - 1)
-            if p not in taken
-        ]
+        end = min(self.tokens.n_positions, position + CONTROL_LENGTH) - 1
+        taken, controls = (
+            {*self.location.sink_positions, self.target_position},
+            self.config.controls,
+        )
+        free = [p for p in range(1, end) if p not in taken]
         later = [p for p in free if p > position]
         return evenly_spaced(later if len(later) >= controls else free, controls)
 
@@ -288,12 +279,10 @@ class Setting:
             for one in several
         ]
         for key, one in zip(keys, several, strict=True):
-            layers = tuple(
-                sorted(set(range(self.lens.n_layers) if one.layers is None else one.layers))
-            )
+            layers = range(self.lens.n_layers) if one.layers is None else one.layers
             needs = dataclasses.replace(
                 key[0].needs,
-                layers=layers,
+                layers=tuple(sorted(set(layers))),
                 sites=tuple(one.sites),
                 state=one.state,
                 loss=one.loss,
@@ -307,10 +296,9 @@ class Setting:
         }
         total = sum(len(run.prompt_batches) for run, _ in missing)
         with tqdm(total=total, desc=label, unit="run", disable=label is None, leave=False) as shown:
-            asked = [(run, edits, needs) for (run, edits), needs in missing.items()]
-            made = dict(
-                zip(missing, outcomes_in_one_queue(asked, advance=shown.update), strict=True)
-            )
+            asked = [(*key, needs) for key, needs in missing.items()]
+            found = outcomes_in_one_queue(asked, advance=shown.update)
+            made = dict(zip(missing, found, strict=True))
         for key, (outcome, changed) in made.items():
             if not (key[0].edits or missing[key].sites or missing[key].state):
                 self._runs[key] = missing[key], outcome, changed
@@ -339,8 +327,9 @@ class Setting:
         """
         end = max(position, self.sink_position) + CONTROL_LENGTH
         length = None if whole else max(end, self.target_position + 2)
-        run = self.baseline_run if of is None else of
-        return run.with_fewer_sequences(self.config.most_control_sequences, length=length)
+        return (of or self.baseline_run).with_fewer_sequences(
+            self.config.most_control_sequences, length=length
+        )
 
     def edited_baseline_run(self, edits: Sequence[Edit]) -> BaselineRun:
         """Run the setting's sequences under edits, and keep what other runs need to continue from this run."""
@@ -368,37 +357,36 @@ class Setting:
         return self.averaged.mean_of(baseline)
 
     def freeze_site_edit(
-        self, site: str, *, layers: Sequence[int], position: int, mean: bool
+        self,
+        site: str,
+        *,
+        layers: Sequence[int],
+        position: int,
+        mean: bool,
+        units: Sequence[int] | None = None,
     ) -> Edit:
         """Make the edit that sets a site at ``position`` to its baseline value, or (``mean``) to ``mean_ordinary``."""
-        key = site, tuple(layers), position, mean
+        key = site, tuple(layers), position, mean, None if units is None else tuple(units)
         if key not in self._edits:
-            baseline = self.baseline_tensors(site, layers=layers)
             values = {
                 layer: self.mean_ordinary(x) if mean else x[:, [position]]
-                for layer, x in baseline.items()
+                for layer, x in self.baseline_tensors(site, layers=layers).items()
             }
-            label = f"{'mean_ordinary of' if mean else 'freeze'} {site} at {position}"
-            self._edits[key] = freeze(site, values, positions=[position], label=label)
+            what = site
+            if units is not None:
+                values = {layer: value[..., units] for layer, value in values.items()}
+                what = f"{len(units)} {site}"
+            label = f"{'mean_ordinary of' if mean else 'freeze'} {what} at {position}"
+            self._edits[key] = freeze(site, values, positions=[position], units=units, label=label)
         return self._edits[key]
 
     def freeze_unit_edits(self, site: str, chosen: Units, *, position: int, mean: bool) -> Edits:
         """Make edits that set ``chosen`` units at ``position`` to the baseline, or (``mean``) to ``mean_ordinary``."""
-        baseline, edits = self.baseline_tensors(site, layers=list(chosen)), []
-        for layer, units in chosen.items():
-            key = site, layer, tuple(units), position, mean
-            if key not in self._edits:
-                value = (
-                    self.mean_ordinary(baseline[layer]) if mean else baseline[layer][:, [position]]
-                )
-                label = (
-                    f"{'mean_ordinary of' if mean else 'freeze'} {len(units)} {site} at {position}"
-                )
-                self._edits[key] = freeze(
-                    site, {layer: value[..., units]}, positions=[position], units=units, label=label
-                )
-            edits.append(self._edits[key])
-        return tuple(edits)
+        self.baseline_tensors(site, layers=list(chosen))  # all are read in one pass
+        return tuple(
+            self.freeze_site_edit(site, layers=[layer], position=position, mean=mean, units=units)
+            for layer, units in chosen.items()
+        )
 
     def freeze_site(self, site: str, *, layers: Sequence[int], position: int) -> FrozenQuantity:
         """Make edits of a site in ``layers``: mean ablation if ``position`` is the sink's, else freezing there.
@@ -412,10 +400,7 @@ class Setting:
                 (self.freeze_site_edit(site, position=other, **at),)
                 for other in self.control_positions(position)
             ),
-            size=sum(
-                one.flatten(2).shape[-1]
-                for one in self.baseline_tensors(site, layers=layers).values()
-            ),
+            size=sum(x[0, 0].numel() for x in self.baseline_tensors(site, layers=layers).values()),
         )
 
     def freeze_units(
@@ -431,19 +416,22 @@ class Setting:
         )
 
     def draw_other_units(
-        self, site: str, chosen: Units, *, generator: torch.Generator
+        self, site: str, chosen: Units, *, generator: torch.Generator, most: int | None = None
     ) -> list[dict[int, list[int]]]:
-        """Draw random other units of a site, once per control: layer -> as many units as ``chosen`` has there."""
-        drawn = {}
+        """Draw random other units of a site, once per control: layer -> as many units as ``chosen`` has there.
+
+        There are at most ``most`` draws.
+        """
+        drawn = []
         for layer, units in chosen.items():
             n = self.lens.n_neurons(layer) if site == "neurons" else self.lens.d_model
-            drawn[layer] = [
-                draw_other_indices(units, n=n, generator=generator)
-                for _ in range(self.config.controls)
-            ]
-        return [
-            {layer: sets[i] for layer, sets in drawn.items()} for i in range(self.config.controls)
-        ]
+            drawn.append(
+                [
+                    draw_other_indices(units, n=n, generator=generator)
+                    for _ in range(self.config.controls)[:most]
+                ]
+            )
+        return [dict(zip(chosen, sets, strict=True)) for sets in zip(*drawn, strict=True)]
 
 
 def make_setting(
@@ -469,9 +457,8 @@ def make_setting(
     length = location.sink_position + config.intervention_length
     if target_position is not None:
         length = max(length, target_position + _AFTER_POSITION)
-    few = tokens[
-        sequences_to_test(tokens.n_sequences, config=config) if chosen is None else chosen
-    ].cut(length)
+    test = sequences_to_test(tokens.n_sequences, config=config) if chosen is None else chosen
+    few = tokens[test].cut(length)
     shortest, longest = int(few.lengths.min()), int(few.lengths.max())
     if shortest < longest and chosen is None:
         warnings.warn(
@@ -480,11 +467,9 @@ def make_setting(
             stacklevel=2,
         )
     few = few.cut(shortest)  # every sequence reaches every position
-    target = (
-        choose_target_position(few, location=location)
-        if target_position is None
-        else target_position
-    )
+    target = target_position
+    if target is None:
+        target = choose_target_position(few, location=location)
     check_interior_position(target, shortest=shortest)
     if target == location.sink_position:
         raise InputError(f"position {target} is the sink already; need another one")
@@ -539,9 +524,8 @@ def add_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
     masks, n_added = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}, 0
     for part in parts:
         if part.kind == "neuron":
-            mask = masks.setdefault(
-                part.layer, torch.zeros(setting.lens.n_neurons(part.layer), dtype=torch.bool)
-            )
+            none = torch.zeros(setting.lens.n_neurons(part.layer), dtype=torch.bool)
+            mask = masks.setdefault(part.layer, none)
             n_added += not mask[part.unit]
             mask[part.unit] = True
     found = dataclasses.replace(setting, super_neurons=masks, makers=tuple(parts), n_added=n_added)
@@ -551,7 +535,7 @@ def add_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
 
 
 def sequences_to_test(n_sequences: int, *, config: TraceConfig) -> list[int]:
-    """Return the indices of the sequences on which interventions are made, spread evenly over ``n_sequences``."""
+    """Return the indices of the sequences on which interventions are made."""
     return evenly_spaced(range(n_sequences), config.intervention_sequences)
 
 
@@ -566,11 +550,10 @@ def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
     """Return the reason why this model cannot be changed on these sequences; None if it can."""
     if lens.why_measured_only is not None:
         return lens.why_measured_only
-    own = lens.own_attention is not None
     needed = ("pattern", "mask") if lens.own_attention else ("scores",)
     for site in lens.uneditable.intersection(needed):
         return str(lens.uneditable_error(site)).partition(";")[0]
-    if own and lens.family.shared_keys:
+    if lens.own_attention is not None and lens.family.shared_keys:
         return f"layers of {lens.name} share keys, and its attention is computed by {lens.own_attention}"
     shortest = int(tokens.lengths.min())
     if shortest < _SHORTEST:
@@ -579,11 +562,7 @@ def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
 
 
 def check_interior_position(position: int, *, shortest: int) -> None:
-    """Check that a position has tokens before and after it in every sequence.
-
-    Raises:
-        InputError: the position is the first or last one of the shortest sequence, or outside.
-    """
+    """Raise an InputError unless a position has tokens before and after it in every sequence."""
     if not 1 <= position < shortest - 1:
         raise InputError(
             f"the target position is {position}; need one from 1 to {shortest - 2}: tokens must come before and "
@@ -631,8 +610,7 @@ def draw_other_indices(
 
 def marked_units(masks: Mapping[int, Tensor]) -> dict[int, list[int]]:
     """Return layer -> the neurons that its mask marks; a layer without any is left out."""
-    found = {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items()}
-    return {layer: units for layer, units in found.items() if units}
+    return {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if mask.any()}
 
 
 def hangs_on_controls(largest: float, *, ends: Iterable[float], least: float) -> bool:
@@ -645,7 +623,7 @@ def hangs_on_controls(largest: float, *, ends: Iterable[float], least: float) ->
 
 
 def mean_mass(run: Outcome, position: int, layers: Sequence[int]) -> float:
-    """Average the attention to a position, in [0, 1], over the given layers, all heads and sequences."""
+    """Average the attention to a position over the given layers, all heads and sequences."""
     return float(run.mass_at(position, layers=layers).nanmean())
 
 
