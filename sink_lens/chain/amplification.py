@@ -21,10 +21,9 @@ def amplification_curve(
     factors: Sequence[float] = FACTORS,
     progress: bool = False,
 ) -> pd.DataFrame:
-    """Amplify the variance at the target position by each of ``factors`` and measure the attention to that position.
+    """Amplify the variance at the target position and measure the attention to it: a row per (centre, factor).
 
-    The table has a row per (centre, factor); the centre ``none`` is the norm-only control. It is empty if no layer with
-    attention comes before the growth.
+    The centre ``none`` is the norm-only control. The table is empty if no layer with attention comes before the growth.
     """
     layers, reads = setting.layers_until_growth, setting.layers_right_after_growth
     target, rng = setting.target_position, np.random.default_rng(setting.config.seed)
@@ -72,7 +71,7 @@ def amplification_curve(
 def amplification_edit(
     setting: Setting, *, centre: Centre, factor: float, means: CentringMeans
 ) -> Edit:
-    """Make the edit that moves values at the target position away from a centre, in the layers until the growth."""
+    """Move values at the target position away from a centre, in the layers until the growth."""
     return amplify(
         factor,
         centre=centre,
@@ -84,14 +83,13 @@ def amplification_edit(
 
 
 def best_factor(curve: pd.DataFrame, *, centre: Centre) -> float:
-    """Return the factor that gives the target position the most attention among the rows of ``centre`` in ``curve``."""
     return float(curve.query("centre == @centre").nlargest(1, "mass").iloc[0]["factor"])
 
 
 def strongest_amplification_edit(
     setting: Setting, *, means: CentringMeans, curve: pd.DataFrame
 ) -> Edit | None:
-    """Make the amplification that gives the target most attention in ``curve``; None if no factor adds any."""
+    """Make the amplification that gives the target most attention; None if no factor adds any."""
     if not len(curve):
         return None
     top = curve.query("centre != 'none'").nlargest(1, "mass").iloc[0]

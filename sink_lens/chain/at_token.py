@@ -1,8 +1,7 @@
 """``trace(at=TOKEN)``: sequences cut so that one occurrence of a token stands at one position in each.
 
-A sink that is a token stands somewhere else in each sequence. Each row here is one occurrence: some tokens before it,
-it, and what follows it up to the next occurrence. So the token stands once in each row, always at the same position,
-and the chain's readings, interventions and freezes at that position are those at the occurrence.
+Each row is one occurrence: some tokens before it, it, and what follows it up to the next occurrence. So the chain's
+readings, interventions and freezes at that position are those at the occurrence.
 """
 
 from dataclasses import dataclass, replace
@@ -26,20 +25,19 @@ _FEWEST = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Occurrences:
-    """Sequences that each hold one occurrence of a token, all at the same position."""
+    """Sequences that each hold one occurrence of a token, all at one position."""
 
     tokens: TokenBatch
     position: int
-    """Position of the token, the same in every row."""
     ids: tuple[int, ...]
     text: str
     """The token, as a person reads it."""
     found: int
-    """Occurrences of the token in the given sequences; those with enough room around them became rows."""
+    """Occurrences in the given sequences, also those without enough room around them."""
 
 
 def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> Occurrences:
-    """Cut the sequences of ``batch`` around each occurrence of the token that ``config.at`` names.
+    """Cut the sequences around each occurrence of the token that ``config.at`` names.
 
     Raises:
         InputError: no such token, or too few occurrences with tokens before and after them.
@@ -74,14 +72,12 @@ def cut_at_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> 
 
 
 def has_learned_positions(lens: LensModel) -> bool:
-    """Return True if the model embeds positions, so that a text that is cut in front is another one to it."""
+    """The model embeds positions, so that a text that is cut in front is another one to it."""
     return getattr(lens.config, "rope_parameters", None) is None and not lens.family.alibi
 
 
 def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
-    """Return the ids of all tokens that the text ``token`` names; a text of digits is an id itself.
-
-    A text names the tokens that read like it, and those that read like it after a space.
+    """Return the ids of all tokens that read like ``token``, or like it after a space; digits are an id.
 
     Raises:
         InputError: the id is outside the vocabulary, no id has this text, or the model has no tokenizer.
@@ -107,7 +103,7 @@ def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
 
 
 def token_label(ids: tuple[int, ...], tokenizer: PreTrainedTokenizerBase | None) -> str:
-    """Name the token with ``ids`` in a message: its text in quotes, or ``id 13`` if ``tokenizer`` is None."""
+    """Name a token in a message: its text in quotes, or ``id 13`` without a tokenizer."""
     return f"id {ids[0]}" if tokenizer is None else repr(tokenizer.decode([ids[0]]))
 
 
@@ -119,7 +115,7 @@ def _cut_at_places(
     text: str,
     before: int,
 ) -> Occurrences:
-    """Make a row of the tokens around each (sequence, position) of ``places``; at most as many as ``batch`` has."""
+    """Make a row of the tokens around each (sequence, position); at most as many as ``batch`` has."""
     by_sequence: dict[int, list[int]] = {}
     for number, position in places:
         by_sequence.setdefault(number, []).append(position)
@@ -155,7 +151,7 @@ def _cut_at_places(
 
 
 def _strongest_sink_token(lens: LensModel, batch: TokenBatch, *, config: TraceConfig) -> int:
-    """Return the id of the token in ``batch`` that has the highest mean sink rate at position 8 or later.
+    """Return the id of the token with the highest mean sink rate at position 8 or later.
 
     Raises:
         InputError: no token is a sink in at least ``min_sink_rate`` of (layer, head).

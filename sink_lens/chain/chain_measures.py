@@ -1,4 +1,4 @@
-"""The chain at position 0 in numbers, from one pass, with a sink there or without: what is watched in a training."""
+"""The chain at position 0 in numbers, from one pass: what is watched in a training."""
 
 import math
 
@@ -19,7 +19,7 @@ from .measure import CONDITION_READINGS, measure
 from .neurons import split_growth_layers, super_neurons_of_layer
 
 THRESHOLDS = (0.05, 0.1, 0.2, SINK_THRESHOLD)
-"""Thresholds of the sink score at which the sink rate is given: a small run may pass only the low ones."""
+"""Sink scores at which the sink rate is given: a small run may pass only the low ones."""
 _READ = CONDITION_READINGS - {"rate_by_key"} | {
     "sink_mass",
     "effective_rank",

@@ -25,7 +25,7 @@ first ones of an intervention that answers no question of its link."""
 CONTROL_SEQUENCES, QUICK_CONTROL_SEQUENCES = 8, 4
 """Maximum number of sequences for controls, out of those of the interventions: in a full and in a quick trace."""
 CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 12, 8
-"""Maximum number of sequences on which makers are searched: in a full trace, and in a quick one."""
+"""The same for sequences on which makers are searched."""
 CONTROL_LENGTH, CONTROL_MARGIN = 24, 0.1
 """Positions from the edited one on that controls are run on first. They are run on all positions where a control that
 moves this share of the sink more or less could lie on the other side of an end of its intervention's interval."""
@@ -49,7 +49,6 @@ rates were measured with their defaults, and with those of ``floors``."""
 
 
 def check_least_threshold(threshold: float) -> None:
-    """Refuse a threshold of the sink score below ``LEAST_SINK_THRESHOLD``, which no text is long enough for."""
     if threshold < LEAST_SINK_THRESHOLD:
         raise InputError(
             f"threshold is {threshold}; need at least {LEAST_SINK_THRESHOLD}: below, the sampled queries of a sequence "
@@ -186,7 +185,7 @@ class TraceConfig(ReadConfig):
                 )
 
     def quickly(self) -> "TraceConfig":
-        """Return the configuration of a quick trace; what stands at the default of a full one gets the quick one's."""
+        """Return the configuration of a quick trace: defaults of a full one are replaced by the quick one's."""
         unasked = [
             name for name, (full, _) in _FULL_AND_QUICK.items() if getattr(self, name) == full
         ]
@@ -194,23 +193,21 @@ class TraceConfig(ReadConfig):
 
     @property
     def most_control_sequences(self) -> int:
-        """Maximum number of sequences on which each random control is run."""
         return QUICK_CONTROL_SEQUENCES if self.quick else CONTROL_SEQUENCES
 
     @property
     def most_choosing_sequences(self) -> int:
-        """Maximum number of sequences on which the parts that make the sink are searched."""
         return QUICK_CHOOSING_SEQUENCES if self.quick else CHOOSING_SEQUENCES
 
     @property
     def floors_by_link(self) -> dict[str, float]:
-        """Link (or ``EVERY_INTERVENTION``) -> the floor that the user set, which the link's statistic must exceed."""
+        """Link (or ``EVERY_INTERVENTION``) -> the floor that the user set."""
         pairs = (pair.partition("=") for pair in self.floors or ())
         return {name.strip(): float(value) for name, _, value in pairs}
 
     @property
     def changed_thresholds(self) -> tuple[str, ...]:
-        """Names of the floors and thresholds that are not the defaults; error rates were measured with the defaults."""
+        """Names of the floors and thresholds that are not the defaults."""
         defaults = {one.name: one.default for one in fields(self)}
         return tuple(
             name

@@ -1,4 +1,4 @@
-"""The measurements that links are judged by, and statistics with their intervals over sequences, nulls, references."""
+"""The measurements that links are judged by, and their statistics."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -24,14 +24,14 @@ _MOSTLY = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """The measurements by which links are judged: all readings of one model, and its growth layers by neuron."""
+    """All readings of one model, and its growth layers by neuron."""
 
     lens: LensModel
     panel: Panel
     splits: list[LayerSplit]
     config: TraceConfig
     n_resamples: int = 2000
-    """Draws of an interval; statistics that take long to compute have fewer."""
+    """Draws of an interval; slow statistics have fewer."""
 
     def interval(
         self,
@@ -41,7 +41,7 @@ class Evidence:
         most_resamples: int | None = None,
         **options: Any,
     ) -> Interval:
-        """Compute a statistic of ``values`` and its bootstrap interval over sequences, the first axis of ``values``.
+        """Compute a statistic of ``values`` and its bootstrap interval over sequences, the first axis.
 
         The statistic is the mean, or ``statistic`` in ``options``. The interval is studentised for the mean and for
         ``ratio_of_means``; another statistic has a percentile interval, which covers less at few sequences.
@@ -63,44 +63,44 @@ class Evidence:
         return interval(values.numpy(), generator=generator, n_resamples=n_resamples, **options)
 
     def splits_of(self, step: GrowthStep) -> list[LayerSplit]:
-        """Return the splits of a growth step's layers at the studied position."""
+        """Return the splits of a growth step at the studied position."""
         at = self.panel.location.sink_position
         return [s for s in self.splits if s.layer in step.layers and s.position == at]
 
     @property
     def tested_sequences(self) -> list[int]:
-        """Indices of the sequences on which super neurons are tested; any others were used to choose these neurons."""
+        """Sequences on which super neurons are tested; they are chosen on others, if there are any."""
         return sequences_to_test(self.panel.n_sequences, config=self.config)
 
     def make_generator(self) -> torch.Generator:
-        """Make a new random generator for the controls; each call gives the same draws."""
+        """Each call gives the same draws."""
         return torch.Generator().manual_seed(self.config.seed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistic:
-    """A number measured for a link, with its interval over sequences and the values that it is compared with."""
+    """A number measured for a link, and what it is compared with."""
 
     name: str
     interval: Interval
     nulls: Mapping[str, float] = field(default_factory=dict)
     """Values that it must pass where it is the link's primary statistic."""
     references: Mapping[str, float] = field(default_factory=dict)
-    """Values to compare with that it need not pass."""
+    """Values that it need not pass."""
     layers: tuple[int, ...] = ()
     """The layers that it is taken over; empty if it is of steps or of all layers."""
     note: str = ""
-    """Reason why it is undefined; empty if it is defined."""
+    """Reason why it is undefined."""
     absent: bool = False
-    """True if it is undefined because the parts to measure (as super neurons) were searched for and not found."""
+    """It is undefined because what to measure (as super neurons) was searched for and not found."""
     no_source: bool = False
-    """True if it is undefined because the link's source is absent, so that the question has no answer."""
+    """It is undefined because the link's source is absent, so the question has no answer."""
     asked: bool = True
-    """False if the model has no layer in which the question could be asked."""
+    """False if no layer of the model could be asked."""
 
 
 def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
-    """Split ``panel``'s growth by neurons; choose super neurons on sequences that are not set aside to test them."""
+    """Split growth by neurons; choose super neurons on sequences that are not set aside to test them."""
     test = set(sequences_to_test(panel.n_sequences, config=config))
     chosen = [one for one in range(panel.n_sequences) if one not in test] or list(
         range(panel.n_sequences)
@@ -112,13 +112,12 @@ def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Ev
 def undefined_statistic(
     name: str, note: str, *, absent: bool = False, no_source: bool = False
 ) -> Statistic:
-    """Make the statistic ``name`` without a value; ``note`` says why it has none."""
+    """Make a statistic without a value; ``note`` says why it has none."""
     nothing = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
     return Statistic(name=name, interval=nothing, note=note, absent=absent, no_source=no_source)
 
 
 def not_asked_statistic(name: str) -> Statistic:
-    """Make the statistic ``name`` of a question that no layer can answer: the token grows before any attention."""
     return replace(
         undefined_statistic(name, "no layer with attention comes before the growth"), asked=False
     )
@@ -149,14 +148,14 @@ def own_direction_statistics(evidence: Evidence, rng: np.random.Generator) -> li
 
 
 def why_too_short(panel: Panel) -> str:
-    """Return why the sequences in ``panel`` have no other tokens to compare the sink token with; empty if they have."""
+    """Return why there are no other tokens to compare the sink token with; empty if there are."""
     if panel.norm_ratio().isnan().all():
         return f"the sequences have no other token at or after position {OTHERS_FROM}"
     return ""
 
 
 def undefined_without_growth_step(evidence: Evidence, name: str) -> Statistic | None:
-    """Make the statistic ``name`` without a value if there is no growth step, so that no neuron is super; else None."""
+    """Make a statistic without a value if there is no growth step, so that no neuron is super."""
     if evidence.panel.location.steps:
         return None
     short = why_too_short(evidence.panel)
@@ -164,10 +163,7 @@ def undefined_without_growth_step(evidence: Evidence, name: str) -> Statistic | 
 
 
 def steps_of_neurons(evidence: Evidence) -> list[tuple[int, GrowthStep]]:
-    """Return the growth steps, with their numbers, whose change neurons make for the most part; all if none is such.
-
-    A step that attention makes has no neurons to ask for.
-    """
+    """Return the growth steps, with their numbers, that neurons make for the most part; all if none is such."""
     location, found = evidence.panel.location, []
     for number, step in enumerate(location.steps):
         own = evidence.splits_of(step)
@@ -181,7 +177,7 @@ def steps_of_neurons(evidence: Evidence) -> list[tuple[int, GrowthStep]]:
 
 
 def s2_ratio_at_other_positions(std: Tensor, panel: Panel) -> float:
-    """Divide S2 (``std``) at other positions by its median and return the 95th percentile: a null of the S2 ratio."""
+    """Divide S2 at other positions by its median and return the 95th percentile: a null of the S2 ratio."""
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     if not others.any():
         return math.nan
@@ -194,7 +190,7 @@ def s2_ratio_at_other_positions(std: Tensor, panel: Panel) -> float:
 
 
 def weakest_statistic(name: str, by_step: list[Statistic]) -> Statistic:
-    """Return the lowest statistic in ``by_step`` under a new ``name``, since a link must hold at every growth step."""
+    """Return the lowest under a new ``name``: a link must hold at every growth step."""
     estimates = [statistic.interval.estimate for statistic in by_step]
     least = by_step[
         int(np.argmin([-math.inf if math.isnan(value) else value for value in estimates]))
@@ -203,5 +199,4 @@ def weakest_statistic(name: str, by_step: list[Statistic]) -> Statistic:
 
 
 def largest_control(controls: Iterable[float]) -> float:
-    """Return the largest of ``controls`` that is not nan; nan if all are nan."""
     return max((control for control in controls if not math.isnan(control)), default=math.nan)

@@ -30,7 +30,7 @@ _FEWEST_HEADS = 3
 def batch_in_other_bos_condition(
     lens: LensModel, batch: TokenBatch, *, config: TraceConfig
 ) -> TokenBatch | None:
-    """Make ``batch`` again without BOS if it has BOS, else with BOS; None if tokenizer or tokens do not allow it."""
+    """Make the batch without BOS if it has BOS, else with it; None if tokenizer or tokens do not allow it."""
     if lens.tokenizer is None or bos_id_of(lens.tokenizer) is None:
         return None
     try:
@@ -79,10 +79,10 @@ def align_sinks(
 def find_sinks_elsewhere(
     rate: Float[Tensor, "layer batch key"], *, position: int
 ) -> dict[int, int]:
-    """Find the sequences whose sink is not at ``position``: index of the sequence -> position of its sink.
+    """Find the sequences whose sink is not at ``position``: index -> position of its sink.
 
-    In such a sequence the sink ``rate`` at ``position`` is under half of its mean over sequences, and another position
-    reaches that half. If half of the sequences or more are like that, the result is empty.
+    The sink ``rate`` at ``position`` is under half of its mean over sequences there, and another position reaches that
+    half. If half of the sequences or more are like that, the result is empty.
     """
     of_sequence = rate.nanmean(0)
     least = float(of_sequence[:, position].nanmean()) / 2
@@ -98,7 +98,7 @@ def find_sinks_elsewhere(
 def mask_sequences_with_sink(
     rates: Float[Tensor, " batch"], *, n_heads: int, min_sink_rate: float
 ) -> Bool[Tensor, " batch"]:
-    """Mark the sequences that have the sink, from each sequence's sink rate at the sink position (``rates``).
+    """Mark the sequences that have the sink, from their sink rates at the sink position.
 
     Those have it that are too short to tell (nan), or have a quarter of the mean of the rates above ``min_sink_rate``;
     all, if that mean is under three of the ``n_heads`` heads: a lower rate may be chance.
@@ -111,9 +111,9 @@ def mask_sequences_with_sink(
 def find_marked_sink(
     lens: LensModel, batch: TokenBatch, *, batch_size: int | None = None
 ) -> tuple[int, Bool[Tensor, " batch"]]:
-    """Return the position that ``sink_mask`` marks most often, and a mask of ``batch``'s sequences with a sink there.
+    """Return the position that ``sink_mask`` marks most often, and the sequences with a sink there.
 
-    No sequence is in the mask if less than half of all marked tokens stand at that position.
+    There are none if less than half of all marked tokens stand there.
     """
     marked, _ = mark_sinks(lens, batch, batch_size=batch_size)
     counts = marked.sum(0)
@@ -124,7 +124,6 @@ def find_marked_sink(
 def trace_provenance(
     lens: LensModel, batch: TokenBatch, *, config: TraceConfig, kernel: str
 ) -> dict[str, object]:
-    """Return the provenance of a trace for its ``run.json``: model, tokens, kernel, seeds and thresholds."""
     seeds = dict.fromkeys(("bootstrap", "controls", "random_init", "centring"), config.seed)
     return describe_provenance(lens, batch, kernel=kernel) | {
         "seeds": {"tokens": batch.seed} | seeds,
@@ -138,21 +137,20 @@ class MarkedTokens:
     """Tokens that ``sink_mask`` marks at other positions than the studied ones."""
 
     names: tuple[str, ...]
-    """The most frequent of them, at most two, as a person reads them."""
+    """The most frequent of them, at most two."""
     n_sequences: int
-    """Number of sequences that have one."""
+    """Sequences that have one."""
     n_asked: int
-    """Number of all sequences."""
     attention: float
-    """Share of the attention of the queries behind the first of them that goes to them, mean over layers and heads."""
+    """Share of the attention of queries behind the first of them that goes to them, mean over layers and heads."""
     to_studied: float
-    """Share of it that goes to the studied position."""
+    """The same to the studied position."""
 
 
 def find_marked_tokens(
     lens: LensModel, batch: TokenBatch, *, studied: Sequence[int], batch_size: int | None = None
 ) -> MarkedTokens | None:
-    """Find the tokens of ``batch`` that are sinks beside the ``studied`` positions; None if there are none.
+    """Find the tokens that are sinks beside the ``studied`` positions.
 
     Cost: a pass without the unembedding, and one more if there are some.
     """
@@ -167,7 +165,7 @@ def find_marked_tokens(
     }
 
     def behind(view: LayerView) -> Tensor:
-        """Attention to the marked tokens, and to the studied position, of the queries behind the first of them."""
+        """Attention to the marked tokens, and to the studied position, of queries behind the first of them."""
         pairs = zip(view.tokens, view.valid, strict=True)
         at = torch.stack([by_text[_text_of(*pair)][: view.valid.shape[1]] for pair in pairs]).to(
             view.valid.device

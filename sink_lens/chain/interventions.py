@@ -62,10 +62,12 @@ def intervention_table(
 ) -> pd.DataFrame:
     """Run every intervention of every link in ``links``: a table with one row per intervention.
 
-    Amplification uses ``means`` and the factors that are best in ``curve``. Cost: one pass of the bridge with the loss
-    an intervention, and a shorter one for each control. All runs are one queue. An intervention that answers no
-    question of its link has ``FEW_CONTROLS`` in it, and the others after it where its interval may lie above them.
-    Where a verdict may hang on the largest control (``hangs_on_controls``), the controls are then run on all positions.
+    Amplification uses ``means`` and the factors that are best in ``curve``. Cost: one pass with the loss an
+    intervention,
+    and a shorter one for each control, in one queue. An intervention that answers no question of its link has
+    ``FEW_CONTROLS`` in it, and the others after it where its interval may lie above them. Where a verdict may hang on
+    the
+    largest control (``hangs_on_controls``), the controls are then run on all positions.
     """
     trial = Trial(setting=setting, generator=setting.make_generator(), means=means, curve=curve)
     links_and_own = [(link.name, one) for link in links for one in link.interventions(trial)]
@@ -117,34 +119,33 @@ def intervention_table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Studied:
-    """The model, tokens and location that interventions are made in."""
+    """What interventions are made in."""
 
     lens: LensModel
     batch: TokenBatch
-    """The sequences of the trace, of which the first few are used."""
     location: Location
     supers: Mapping[int, Tensor]
     """Layer -> mask of its super neurons."""
     lacks_sink: bool = False
-    """The model has no sink to remove, make at another position or mediate, so the tables have no rows."""
+    """The model has no sink to remove, make elsewhere or mediate, so tables but ``makers`` have no rows."""
     too_few_sequences: bool = False
     """Too few sequences have the sink, so no table has rows."""
 
 
 _COMPARED = ("heads", "layers")
-"""Tables of what is measured without an intervention: a run that goes on measures the same, or is refused."""
+"""Tables that a run that goes on measures again: they must be the same."""
 
 
 class RunTables:
     """The tables of a run folder: each is written when it is made, and read if an earlier start has written it."""
 
     def __init__(self, writer: RunWriter, *, begin: Callable[[str], None]) -> None:
-        """Take the folder's writer, and ``begin``, which is called with the name of each table before it is made."""
+        """Call ``begin`` with the name of each table before it is made."""
         self.frames: dict[str, pd.DataFrame] = {}
         self.writer, self._begin = writer, begin
 
     def write(self, name: str, frame: pd.DataFrame) -> None:
-        """Write the table ``frame`` into the run folder, and keep it under ``name``.
+        """Write and keep a table.
 
         Raises:
             RunError: an earlier start of the run measured something else (``heads`` and ``layers`` are compared).
@@ -159,7 +160,7 @@ class RunTables:
         self.writer.write_table(name, frame)
 
     def read_or_make(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """Return the table ``name``: read it if an earlier start has written it, else call ``make`` and write it."""
+        """Read the table if an earlier start has written it, else make and write it."""
         self._begin(name)
         self.frames[name] = self.writer.read_or_make(name, make)
         return_freed_memory()
@@ -168,7 +169,7 @@ class RunTables:
 
 @dataclass(frozen=True, kw_only=True)
 class _Experiments:
-    """Settings and runs that several tables of interventions share: each is made once, when a table first needs it."""
+    """Settings and runs that tables of interventions share: each is made when a table first needs it."""
 
     studied: Studied
     tables: RunTables
@@ -196,7 +197,7 @@ class _Experiments:
 
     @cached_property
     def maker_tables(self) -> dict[str, pd.DataFrame]:
-        """The tables of makers; they are searched on the sequences that are set aside for it."""
+        """Makers are searched on the sequences that are set aside for it."""
         target = makers.choose_makers_target(
             self.without_makers, lacks_sink=self.studied.lacks_sink
         )
@@ -263,7 +264,7 @@ def write_causal_tables(
     links: Sequence[Link] = LINKS,
     progress: bool = False,
 ) -> None:
-    """Write all tables of interventions (``TABLES``) on ``links``; empty if the ``studied`` model cannot be changed."""
+    """Write all tables of interventions; empty if the ``studied`` model cannot be changed."""
     made = _Experiments(
         studied=studied, tables=tables, config=config, links=links, progress=progress
     )
@@ -276,10 +277,11 @@ def write_causal_tables(
 
 
 def _run_with_sink_masked(setting: Setting) -> Run:
-    """Return the run, with the loss, in which queries cannot attend to the sink position.
+    """Make the run, with the loss, in which queries cannot attend to the sink position.
 
-    The first queries (8, or a quarter of a short sequence) still can: the second token would otherwise see only itself
-    and become the next sink.
+    The first queries (8, or a quarter of a short sequence) still can: else the second token sees only itself and
+    becomes
+    the next sink.
     """
     position, length = setting.sink_position, setting.tokens.n_positions
     first = max(position + 1, min(OTHERS_FROM, length // 4))
@@ -322,8 +324,9 @@ def _intervention_row(
 ) -> dict[str, Any]:
     """Make a row without its controls.
 
-    ``uniform`` is the attention to the sink, by layer, if all attention were spread evenly; ``masked`` is the loss of
-    each sequence if no query can attend to the sink.
+    ``uniform`` is what the sink has in each layer if attention is spread evenly; ``masked`` is each sequence's loss if
+    no
+    query can attend to the sink.
     """
     reads, target, sink = list(one.reads), setting.target_position, setting.sink_position
     baseline = setting.baseline
@@ -372,7 +375,7 @@ def _control_columns(
     of: BaselineRun,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """Controls have fewer sequences and positions: what they change there is added to the baseline run of all."""
+    """What controls change on fewer sequences and positions is added to the baseline run of all."""
     reads, baseline, few = list(one.reads), setting.baseline, of.outcome
     over = mean_mass(baseline, one.position, reads) - mean_mass(few, one.position, reads)
     masses = torch.tensor(

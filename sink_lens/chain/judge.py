@@ -62,7 +62,7 @@ _MEASURED = {"holds": "present", "fails": "absent"}
 
 
 class Answers(NamedTuple):
-    """The three answers about a link: is it present, is it necessary or sufficient, and does it carry the sink."""
+    """Is the link present, is it necessary or sufficient, and does it carry the sink?"""
 
     present: Answer
     necessary_or_sufficient: Answer
@@ -70,7 +70,7 @@ class Answers(NamedTuple):
 
 
 def statistic_verdict(statistic: Statistic, *, floor: float) -> Verdict:
-    """Judge a statistic: *holds* if its interval is above ``floor`` and nulls, *fails* if below one, else *undecided*.
+    """Judge by the interval: *holds* above ``floor`` and nulls, *fails* below one, else *undecided*.
 
     Without a value it *fails* if its parts are absent.
     """
@@ -85,12 +85,12 @@ def statistic_verdict(statistic: Statistic, *, floor: float) -> Verdict:
 def intervention_verdict(
     row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR, part_until: float = 0.0
 ) -> Verdict:
-    """Judge an intervention by its ``row`` of ``effects``: *holds* if its interval is above ``floor`` and all controls.
+    """Judge a ``row`` of ``effects`` by its interval: it *holds* above ``floor`` and all controls.
 
-    It is *in part* if the interval is above all controls and ``LEAST_SHARE``, and below the floor (or below
-    ``part_until``, if that is higher); it *fails* if the interval is below ``LEAST_SHARE`` or a control, and is
-    *undecided* if none of these. It is always undecided if the sink has hardly more attention than uniform attention
-    gives it, or if the intervention takes the model off its distribution (``is_off_distribution``).
+    It is *in part* above all controls and ``LEAST_SHARE``, and below the floor (or below ``part_until``, if that is
+    higher); it *fails* below ``LEAST_SHARE`` or a control. It is always *undecided* if the sink has hardly more
+    attention
+    than uniform attention gives it, or if the intervention takes the model off its distribution.
     """
     if not row["baseline_sink_mass"] - row[
         "uniform_sink_mass"
@@ -106,7 +106,7 @@ def intervention_verdict(
 
 
 def derive_verdict(answers: Answers) -> Verdict:
-    """Look up the verdict of a link from its three answers: the first row of ``DERIVED`` that fits."""
+    """Return the verdict of the first row of ``DERIVED`` that fits."""
     for *pattern, decided in DERIVED:
         if all(want in ("any", one) for want, one in zip(pattern, answers, strict=True)):
             return decided  # type: ignore[return-value]  # one of the verdicts, by a test
@@ -120,7 +120,7 @@ _ANSWER: Mapping[str, Answer] = {
     "undecided": "undecided",
 }
 Effect = Mapping[Hashable, Any] | None
-"""A row of ``effects``; None where there was nothing to intervene on."""
+"""A row of ``effects``; None if there was nothing to intervene on."""
 
 
 def link_answers(
@@ -138,11 +138,12 @@ def link_answers(
     Args:
         primary: the link's primary statistic.
         floor: what its interval must lie over.
-        effects: the rows of the link's intervention and of the mean ablation of what it leads to, each None if there
-            was nothing to intervene on. If no interventions were made, there are no rows, and it is None.
-        has_sink: whether there is a sink; if not, only *present* has an answer.
-        starts: whether what the link starts from is there, in a model without a sink.
-        can_tell_sinks: whether the sequences can show a sink at all; if not, nothing is answered no.
+        effects: the rows of the link's intervention and of the mean ablation of what it leads to; None if no
+        interventions
+            were made.
+        has_sink: if not, only *present* has an answer.
+        starts: what the link starts from is there, in a model without a sink.
+        can_tell_sinks: the sequences can show a sink at all; if not, nothing is answered no.
         effect_floor: what the interval of the intervention's share must lie over.
     """
     present: Answer = _ANSWER[statistic_verdict(primary, floor=floor)]
@@ -175,7 +176,6 @@ def link_answers(
 
 
 def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:
-    """Make the table ``chain``: a row per link, in order, with its name, ends, sentence and question."""
     rows = [
         (order, link.name, link.source, link.target, link.sentence, link.question)
         for order, link in enumerate(links)
@@ -184,7 +184,7 @@ def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:
 
 
 def link_statistic_values(evidence: Evidence, *, links: Sequence[Link] = LINKS) -> pd.DataFrame:
-    """Compute the value of every statistic of every link: a table of link, statistic and value, without intervals."""
+    """Compute the value of every statistic of every link, without intervals."""
     evidence = replace(
         evidence, n_resamples=2
     )  # the intervals are not looked at, and fewer cannot be drawn
@@ -204,11 +204,13 @@ def link_table(
     length: int,
     links: Sequence[Link] = LINKS,
 ) -> pd.DataFrame:
-    """Judge every link: one row per (link, statistic, null) with value, interval, null, criterion and verdict.
+    """Judge every link: one row per (link, statistic, null).
 
-    The random-init baseline's value of a statistic (``link_statistic_values``) is a null with a row of its own. So is
-    the share of the sink that the link's intervention makes or removes (``intervention_share``). Without ``effects`` no
-    interventions were made, and the verdict is on what was measured alone.
+    A row of its own has the random-init baseline's value of a statistic (``link_statistic_values``), a null, and one
+    the
+    share of the sink that the link's intervention moves (``intervention_share``). Without ``effects`` no interventions
+    were
+    made, and the verdict is on what was measured alone.
     """
     made: list[dict[Hashable, Any]] = [] if effects is None else effects.to_dict("records")
     necessary = {row["link"]: row for row in made if row["is_primary"]}

@@ -1,7 +1,6 @@
 """Where: the sink positions, growth steps and outlier dimensions of a model, found in what was measured.
 
-A ``MeasuringPlan`` says where a pass looks, a ``Location`` what was found there. Nothing is typed in: coordinates do
-not transfer between models, not even between seeds of one.
+Nothing is typed in: coordinates do not transfer between models, not even between seeds of one.
 """
 
 import json
@@ -35,21 +34,19 @@ class GrowthStep:
     first_layer: int
     last_layer: int
     ratio_before: float
-    """Norm ratio before the first layer."""
     ratio_after: float
-    """Norm ratio after the last layer."""
+    """Norm ratios before the first and after the last layer."""
     dimension: int
-    """The dimension that holds the most of the sink token's energy after the last layer."""
+    """The dimension with the most of the sink token's energy after the last layer."""
 
     @property
     def layers(self) -> range:
-        """The layers of the step."""
         return range(self.first_layer, self.last_layer + 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuringPlan:
-    """Positions, layers and dimensions that a measuring pass reads, fixed before anything is measured."""
+    """What a measuring pass reads, fixed before anything is measured."""
 
     sink_positions: tuple[int, ...]
     """Positions whose attention is read, the studied one first."""
@@ -60,35 +57,32 @@ class MeasuringPlan:
 
     @property
     def sink_position(self) -> int:
-        """The studied position, which is the first of the sink positions."""
         return self.sink_positions[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Location:
-    """Location of a model's sink: sink positions, growth steps and outlier dimensions, as found."""
+    """Sink positions, growth steps and outlier dimensions, as found."""
 
     sink_positions: tuple[int, ...]
-    """The sink positions, the studied one first; position 0 where no sink was found."""
+    """The studied one first; position 0 where no sink was found."""
     sink_found: bool
-    """True if the studied position is a sink position."""
+    """The studied position is a sink position."""
     steps: tuple[GrowthStep, ...]
     outliers: Mapping[int, tuple[int, ...]]
-    """Layer -> outlier dimensions of the studied token after it, where there are any; -1 is before layer 0."""
+    """Layer -> outlier dimensions of the studied token after it, if any; -1 is before layer 0."""
 
     @property
     def sink_position(self) -> int:
-        """The studied position, which is the first of the sink positions."""
         return self.sink_positions[0]
 
     @property
     def growth_layers(self) -> tuple[int, ...]:
-        """The layers of all growth steps."""
         return tuple(layer for step in self.steps for layer in step.layers)
 
     @property
     def lasting_and_brief_dimensions(self) -> tuple[list[int], list[int]]:
-        """Two lists: the outlier dimensions of two or more layers, most layers first, and those of a single layer.
+        """Return the outlier dimensions of two or more layers, most layers first, and those of a single layer.
 
         All are in the first list if none is in two layers. The embedding does not count as a layer.
         """
@@ -111,11 +105,11 @@ class Location:
         return feeding_layers(self.growth_layers, attention=attention)
 
     def entering_dimensions(self, layer: int) -> tuple[int, ...]:
-        """Return the outlier dimensions of the stream that a layer reads: those found after the layer before it."""
+        """Return the outlier dimensions of the stream that a layer reads."""
         return self.outliers.get(layer - 1, ())
 
     def measuring_plan(self, attention: Iterable[int]) -> MeasuringPlan:
-        """Make the plan of a pass that measures at this location; ``attention`` are the layers with attention."""
+        """Plan to measure at this location; ``attention`` are the layers with attention."""
         entering = {layer: self.entering_dimensions(layer) for layer in attention}
         return MeasuringPlan(
             sink_positions=self.sink_positions,
@@ -124,12 +118,11 @@ class Location:
         )
 
     def as_json(self) -> str:
-        """Write the location as JSON text, which ``parse_location`` reads."""
         return json.dumps(asdict(self), indent=2) + "\n"
 
 
 def parse_location(text: str) -> Location:
-    """Read a location from the text that ``Location.as_json`` wrote.
+    """Read what ``Location.as_json`` wrote.
 
     Raises:
         RunError: the text is something else.
@@ -153,9 +146,9 @@ def parse_location(text: str) -> Location:
 
 
 def feeding_layers(growth: tuple[int, ...], *, attention: Sequence[int]) -> tuple[int, ...]:
-    """Return the layers whose attention comes before the growth: those of ``attention`` up to the first of ``growth``.
+    """Return the layers with ``attention`` up to the first of ``growth``: it comes before the growth.
 
-    Without growth, they are the first quarter of ``attention``, the layers that have attention. A hybrid may have none.
+    Without growth, they are the first quarter. A hybrid may have none.
     """
     if growth:
         return tuple(layer for layer in attention if layer <= growth[0])
@@ -163,7 +156,7 @@ def feeding_layers(growth: tuple[int, ...], *, attention: Sequence[int]) -> tupl
 
 
 def find_growth_steps(ratio: Float[Tensor, " layer"], *, factor: float) -> list[tuple[int, int]]:
-    """Find growth steps, as (first layer, last layer), in which each layer multiplies the norm ratio by ``factor``.
+    """Find growth steps (first layer, last layer), in which each layer multiplies the norm ratio by ``factor``.
 
     ``ratio[0]`` is before layer 0, ``ratio[l + 1]`` after layer l. A step must leave the token above the others
     (ratio over 1), so that the recovery of a small norm is no growth.
@@ -177,10 +170,9 @@ def find_growth_steps(ratio: Float[Tensor, " layer"], *, factor: float) -> list[
 def mark_writing_layers(
     values: Float[Tensor, "sample dimension"],
 ) -> Bool[Tensor, "layer dimension"]:
-    """Mark the layers that write each dimension of the token: its magnitude grows by a tenth or more in the layer.
+    """Mark the layers in which a dimension's magnitude grows by a tenth or more.
 
-    Changes under a twentieth of the dimension's largest value do not count. ``values`` are before layer 0 and after
-    each layer; the result has a row per layer.
+    Changes under a twentieth of its largest value do not count. ``values`` are before layer 0 and after each layer.
     """
     size = values.abs()
     so_far, change = size.cummax(0).values[1:], size[1:] - size[:-1]
@@ -192,7 +184,7 @@ def mark_writing_layers(
 
 
 def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | None:
-    """Return the first layer whose attention to the sink (``mass``) is above ``threshold``; None if no layer's is."""
+    """Return the first layer whose attention to the sink is above ``threshold``."""
     over = (mass > threshold).nonzero()
     return int(over[0]) if len(over) else None
 
@@ -256,8 +248,9 @@ def find_location(
     """Find the growth steps and outlier dimensions of the studied token, from its norm and its stream by layer.
 
     ``ratio``, ``states`` and ``typical``, the magnitudes at a typical other token, are before layer 0, then after each
-    layer. ``forced`` are growth steps to take instead of finding them, for the random-init baseline; each layer's
-    strongest dimension is then its outlier dimension.
+    layer. ``forced`` are growth steps to take instead, for the random-init baseline; each layer's strongest dimension
+    is
+    then its outlier dimension.
     """
     own = [None] * len(states) if typical is None or forced is not None else list(typical)
     if forced is not None:
@@ -292,7 +285,7 @@ def find_location(
 def own_directions(
     state: Float[Tensor, "batch d_model"], *, thresholds: TraceConfig
 ) -> Float[Tensor, "d_model sample"]:
-    """Return the fewest principal directions of a token that hold ``energy_frac`` of its energy.
+    """Return the fewest principal directions of a token with ``energy_frac`` of its energy.
 
     There are none if more than ``max_outliers`` are needed.
     """
@@ -303,7 +296,7 @@ def own_directions(
 
 
 def _consecutive_runs(layers: Iterable[int]) -> list[tuple[int, int]]:
-    """Group ``layers``, in ascending order, into runs of consecutive layers, each as (first, last)."""
+    """Group ascending ``layers`` into runs, each as (first, last)."""
     found: list[tuple[int, int]] = []
     for layer in layers:
         if found and found[-1][1] == layer - 1:
@@ -321,7 +314,7 @@ def _find_runs_of_writing_layers(
     outliers: Mapping[int, tuple[int, ...]],
     taken: list[tuple[int, int]],
 ) -> list[tuple[int, int]]:
-    """Find runs of layers, as (first, last), that write an outlier dimension and are in no step of ``taken``.
+    """Find runs of layers that write an outlier dimension and are in no step of ``taken``.
 
     In each layer of a run the dimension becomes larger than before, it is an outlier after this layer or later, and the
     norm ratio falls by less than a twentieth; over the run the ratio rises by at least ``factor``, to above 1. A
@@ -349,7 +342,7 @@ def _find_runs_of_writing_layers(
 def _strongest_dimension(
     state: Float[Tensor, "batch d_model"], *, typical: Float[Tensor, " d_model"] | None = None
 ) -> int:
-    """Return the dimension of ``state`` with most energy, if possible one that is small at a ``typical`` token."""
+    """Return the dimension with most energy, if possible one that is small at a ``typical`` token."""
     energy = state.double().square().mean(0)
     if typical is not None and not bool((common := _mark_common_dimensions(state, typical)).all()):
         energy = energy.masked_fill(common, -1.0)

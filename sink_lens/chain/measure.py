@@ -43,10 +43,10 @@ CONDITION_READINGS = frozenset(
 """Readings that are made in the BOS condition that the trace does not study."""
 
 MakesReadings = Callable[[r.MeasuringPass], list[Reading]]
-"""Makes the readings that one link needs and no other."""
+"""Makes the readings of one link."""
 
 TellsRates = Callable[[Float[Tensor, "layer batch position"]], None]
-"""Is called with the sink rates of the scout's sequences as soon as they are known."""
+"""Is called with the sink rates of the scout's sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,15 +55,14 @@ class Panel:
 
     streamed: Streamed
     sink_positions: tuple[int, ...]
-    """The sink positions that were read, in the order of the readings' last axis."""
+    """Those that were read, in the order of the readings' last axis."""
     location: Location
-    """What was found in the panel; its sink positions are among those."""
+    """What was found; its sink positions are among those."""
     positions: Int[Tensor, " position"]
-    """The sampled positions."""
     s1: dict[tuple[str, int], Float[Tensor, " position"]]
     """(site, layer) -> standard deviation over sequences, mean over the values (S1)."""
     shortest: int
-    """Tokens of the shortest sequence: every sequence has the positions before it, and only those can be sinks."""
+    """Tokens of the shortest sequence: only positions before it, which every sequence has, can be sinks."""
     lasting: tuple[float, ...]
     """See ``LensModel.remaining_scales``."""
 
@@ -94,52 +93,47 @@ class Panel:
 
     @property
     def n_sequences(self) -> int:
-        """Number of sequences."""
         return self["norm:resid_post"].shape[1]
 
     def __contains__(self, name: str) -> bool:
-        """Check whether a reading was made, at any layer."""
         return bool(self.streamed.values.get(name))
 
     def __getitem__(self, name: str) -> Tensor:
-        """Return a reading at all its layers; its axes are layer, sequence, and the reading's own."""
+        """Return a reading; its axes are layer, sequence, and its own."""
         return self.streamed.stacked(name)
 
     def at_layer(self, name: str, layer: int) -> Tensor:
-        """Return the values of the reading ``name`` at one layer, a row per sequence."""
         return self.streamed[name, layer]
 
     def layers(self, name: str) -> list[int]:
-        """Return the layers at which the reading ``name`` was made."""
+        """Return the layers at which a reading was made."""
         return sorted(self.streamed.values.get(name, ()))
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers with attention; in a hybrid some layers have none."""
         return tuple(self.layers("std:z"))
 
     @property
     def feeding_layers(self) -> tuple[int, ...]:
-        """The layers whose attention comes before the growth; see ``locate.feeding_layers``."""
         return feeding_layers(self.location.growth_layers, attention=self.attention_layers)
 
     def at_sink(self, name: str, position: int) -> Tensor:
-        """Return the reading ``name`` at the sink position ``position``; its first axes are layer and sequence."""
+        """Return a reading at a sink position; its first axes are layer and sequence."""
         return self[name][..., self.sink_positions.index(position)]
 
     def norm_ratio(self) -> Float[Tensor, "layer batch"]:
-        """Divide the studied token's norm by the median norm of other tokens, before layer 0 and after each layer."""
+        """Divide the studied token's norm by the median of others, before layer 0 and after each layer."""
         norms = torch.cat([self["norm:resid_pre"], self["norm:resid_post"]])
         return r.ratio_to_others(norms, positions=self.positions, key=self.location.sink_position)
 
     def std_ratio(self, site: str) -> Float[Tensor, "layer batch"]:
-        """Divide the standard deviation within the studied token, at a site, by its median over other tokens."""
+        """Divide the standard deviation within the studied token by its median over others."""
         return r.ratio_to_others(
             self[f"std:{site}"], positions=self.positions, key=self.location.sink_position
         )
 
     def sink_states(self) -> Float[Tensor, "layer batch d_model"]:
-        """Return the studied token's residual stream before layer 0 and after each layer."""
+        """Return the studied token's stream before layer 0 and after each layer."""
         return torch.cat([self["state_pre"], self["state"]])[
             :, :, self.sink_positions.index(self.location.sink_position)
         ]
@@ -147,7 +141,7 @@ class Panel:
     def rescale_to_last_layer(
         self, values: Float[Tensor, "layer ..."]
     ) -> Float[Tensor, "layer ..."]:
-        """Rescale values by layer to the unit of the last layer's stream (``LensModel.remaining_scales``)."""
+        """Write values in the unit of the last layer's stream (``LensModel.remaining_scales``)."""
         by = torch.tensor(self.lasting, dtype=values.dtype, device=values.device)
         return values * by.view(-1, *[1] * (values.dim() - 1))
 
@@ -156,7 +150,7 @@ class Panel:
         return torch.cat([self["typical_pre"], self["typical"]]).nanmean(1)
 
     def sink_layers(self) -> list[int]:
-        """Return the layers in which the studied position has at least half of the attention of its strongest layer."""
+        """Return the layers with at least half of the attention of the strongest layer."""
         mass = (
             self.at_sink("sink_mass", self.location.sink_position)
             .nanmean(dim=(1, 2))
@@ -166,20 +160,19 @@ class Panel:
 
     @property
     def lacks_sink(self) -> bool:
-        """Return True if no position is a sink, and the sequences are long enough to tell."""
+        """No position is a sink, and the sequences are long enough to tell."""
         return not self.location.sink_found and self.can_tell_sinks
 
     @property
     def can_tell_sinks(self) -> bool:
-        """Check that sequences and attention windows are long enough to tell a sink."""
         return not bool(self["rate_by_key"][..., : self.shortest].isnan().all())
 
     def find_sink_positions(self, *, min_rate: float) -> tuple[int, ...]:
-        """Find all positions whose sink rate reaches ``min_rate``, the strongest first."""
+        """Find the positions whose sink rate reaches ``min_rate``, the strongest first."""
         return sink_positions(self["rate_by_key"], shortest=self.shortest, min_rate=min_rate)
 
     def sink_rate(self, threshold: float) -> Float[Tensor, " batch"]:
-        """Compute the share of heads with a sink score above the threshold at the studied position, by sequence."""
+        """Compute the share of heads with the sink, by sequence."""
         score = self.at_sink("sink_score", self.location.sink_position)
         return passes(score, threshold=threshold).nanmean(dim=(0, 2))
 
@@ -193,11 +186,13 @@ def scout(
     forced: tuple[tuple[int, int], ...] | None = None,
     tell: TellsRates | None = None,
 ) -> Location:
-    """Locate the sink from the first 64 positions of eight sequences: positions, growth steps, outlier dimensions.
+    """Locate the sink from the first 64 positions of eight sequences, to aim the measuring pass.
 
-    At a low threshold it takes more positions (``fewest_tokens_for_rates``). The location only aims the measuring pass.
-    If ``position`` is given, no sink rates are read; else ``tell`` is called with them as soon as they are known. With
-    growth steps that are given (``forced``), each layer's strongest dimension is its outlier dimension.
+    At a low threshold it takes more positions (``fewest_tokens_for_rates``). If ``position`` is given, no sink rates
+    are
+    read; else ``tell`` is called with them. With growth steps that are given (``forced``), each layer's strongest
+    dimension
+    is its outlier dimension.
     """
     length = max(_SCOUT_LENGTH, fewest_tokens_for_rates(config.threshold), (position or 0) + 1)
     few = tokens[:_SCOUTS].cut(length)
@@ -235,10 +230,10 @@ def locate_in_panel(
     config: TraceConfig,
     forced: tuple[tuple[int, int], ...] | None = None,
 ) -> Location:
-    """Locate the sink from the readings of a panel: which of its positions are sinks, growth steps, outlier dimensions.
+    """Find which of a panel's positions are sinks, its growth steps and outlier dimensions.
 
     If none of them is a sink, the first one is studied, which ``scout_and_measure`` makes position 0. ``forced`` are
-    growth steps to take instead of finding them.
+    growth steps to take instead.
     """
     positions, sink_found = panel.sink_positions, panel.location.sink_found
     if "rate_by_key" in panel:
@@ -271,10 +266,11 @@ def measure(
     only: frozenset[str] | None = None,
     forced: tuple[tuple[int, int], ...] | None = None,
 ) -> Panel:
-    """Make all readings of every layer in one pass, at the positions, layers and dimensions of a plan.
+    """Make all readings of every layer in one pass, at the positions, layers and dimensions of a plan, and locate.
 
-    The panel's location is found from these readings. ``own`` makes the links' own readings, ``only`` names the
-    readings to make. ``forced`` gives the growth steps of a model with random weights, whose loss is not read.
+    ``own`` makes the links' own readings, ``only`` names the readings to make. ``forced`` gives the growth steps of a
+    model
+    with random weights, whose loss is not read.
     """
     sinks = plan.sink_positions
     positions = r.sampled_positions(tokens.n_positions, sink_positions=sinks)
@@ -324,10 +320,7 @@ def measure(
 
 
 def has_read_enough(aim: Location, *, at: Location, attention: Sequence[int]) -> bool:
-    """Check whether a pass planned for ``aim`` read all that is needed at ``at``, the location found from its readings.
-
-    ``attention`` are the model's layers with attention.
-    """
+    """Check whether a pass planned for ``aim`` read all that is needed at the location found from it."""
     same_steps = [(s.layers, s.dimension) for s in aim.steps] == [
         (s.layers, s.dimension) for s in at.steps
     ]
@@ -349,11 +342,10 @@ def scout_and_measure(
     tell: TellsRates | None = None,
     tell_repeat: Callable[[str], object] = lambda reason: None,
 ) -> Panel:
-    """Scout and measure; measure again if the sink turns out to be at another location than the scout found.
+    """Scout and measure; measure again if the sink is at another location than the scout found.
 
-    The scout only saves a pass: sink positions are those of all sequences, and position 0 is studied if these have
-    none. If a ``position`` is given, it alone is studied, whether it has a sink or not. The first scout calls ``tell``,
-    each repeat ``tell_repeat`` with its reason.
+    Sink positions are those of all sequences, and position 0 is studied if these have none. If a ``position`` is given,
+    it alone is studied. The first scout calls ``tell``, each repeat ``tell_repeat`` with its reason.
     """
     attention = lens.layers_with("k")
 

@@ -3,10 +3,9 @@
 An upstream intervention (isolation, variance amplification) puts a sink at the target position. Then a downstream
 quantity *at that position* is frozen at the value of the baseline run: the aggregated values ``z`` (in all layers,
 which must undo the intervention entirely and is there as a check), the activations of a growth step's super neurons,
-the outlier dimensions after the step, or the keys in the layers that are read. The mass that survives, in the layers
-after the step and before the next, says how much of the sink goes another way. What belongs to all steps is frozen
+the outlier dimensions after the step, or the keys in the layers that are read. What belongs to all steps is frozen
 together as well: a step's other path may be the other step. For the natural sink, the same is mean ablated at its own
-position. Each freezing has random controls of the same size.
+position.
 """
 
 import math
@@ -35,7 +34,7 @@ def mediation_table(
 ) -> pd.DataFrame:
     """Freeze each link under each intervention: one row per (intervention, frozen link, growth step or all steps).
 
-    Cost: some 24 passes of the bridge over the setting's sequences for each growth step and intervention.
+    Cost: some 24 passes over the setting's sequences for each growth step and intervention.
     """
     interventions: dict[str, list[Edit]] = {"isolation": [isolate([setting.target_position])]}
     interventions |= {} if amplified is None else {"amplification": [amplified]}

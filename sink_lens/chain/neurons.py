@@ -26,27 +26,26 @@ _TYPES = (
     | dict.fromkeys(("column_kurtosis", "routed_share"), "float32")
     | {"gate_norm_rank": "Int64", "up_norm_rank": "Int64", "is_super": "bool"}
 )
-"""Types of the columns of ``neurons`` and ``experts``; ranks are missing where the MLP has no such projection."""
+"""Types of the columns of ``neurons`` and ``experts``; ranks are missing without such a projection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerSplit:
     """One growth layer's change of the step's outlier dimension at one position, split by neurons.
 
-    In a model whose layers multiply the stream, in units of the last layer's (``LensModel.remaining_scales``).
+    Numbers are in units of the last layer's stream (``LensModel.remaining_scales``).
     """
 
     layer: int
     step: GrowthStep
     position: int
     terms: Float[Tensor, "batch neuron"]
-    """Contribution of each neuron; over neurons they sum to the MLP's output there, less its bias."""
+    """Contribution of each neuron; their sum is the MLP's output there, less its bias."""
     change: Float[Tensor, " batch"]
-    """Change of the dimension over the layer: what its sublayers add."""
     error: float
     """Largest difference between the neurons' sum with the bias and the MLP's output, over the change."""
     is_super: Bool[Tensor, " neuron"]
-    """Neurons with at least the stated share of the change at this position."""
+    """Neurons with at least the stated share of the change here."""
 
 
 def mlp_contributions(
@@ -57,9 +56,9 @@ def mlp_contributions(
     activations: Float[Tensor, "batch neuron"],
     dimension: int,
 ) -> tuple[Float[Tensor, "batch neuron"], Float[Tensor, " batch"]]:
-    """Compute what each neuron, and the bias, contributes to one ``dimension`` of the output of the MLP of ``layer``.
+    """Compute what each neuron, and the bias, contributes to one ``dimension`` of the output of an MLP.
 
-    If the family norms the MLP's output, each contribution is multiplied by that norm's scale and gain.
+    If the family norms the output, each contribution is multiplied by that norm's scale and gain.
     """
     column = weights.w_down[dimension].float()
     bias = weights.b_down[dimension].float().expand(len(activations))
@@ -81,7 +80,7 @@ def split_growth_layers(
 ) -> list[LayerSplit]:
     """Split every growth layer's change of the outlier dimension by neurons, at every sink position.
 
-    Super neurons have at least ``super_share`` of the change on the ``chosen`` sequences; None means all.
+    Super neurons have at least ``super_share`` of the change on the ``chosen`` sequences.
     """
     splits = []
     rows = slice(None) if chosen is None else list(chosen)
@@ -118,7 +117,7 @@ def split_growth_layers(
 
 
 def neurons_of_same_experts(lens: LensModel, units: Sequence[int], *, layer: int) -> list[int]:
-    """Return all neurons of the experts that ``units`` belong to; [] without experts, or if no other expert is left.
+    """Return all neurons of the experts of ``units``; [] without experts, or if no other expert is left.
 
     A shared expert, or a dense MLP beside routed experts, counts as one.
     """
@@ -134,12 +133,12 @@ def neurons_of_same_experts(lens: LensModel, units: Sequence[int], *, layer: int
 
 
 def super_neurons_of_layer(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neuron"]:
-    """Mark the neurons of a layer that are super neurons at one or more of the sink positions."""
+    """Mark the super neurons of a layer at one or more of the sink positions."""
     return torch.stack([split.is_super for split in splits if split.layer == layer]).any(0)
 
 
 def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
-    """Make the table ``neurons`` from ``splits``: one row per (layer, neuron, sink position) of every growth layer."""
+    """Make one row per (layer, neuron, sink position) of every growth layer."""
     frames = []
     for split in splits:
         layer, index = split.layer, panel.sink_positions.index(split.position)
@@ -190,7 +189,7 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
 def expert_table(
     lens: LensModel, panel: Panel, splits: list[LayerSplit], *, super_share: float
 ) -> pd.DataFrame:
-    """Make the table ``experts``: one row per (layer, expert, sink position); ``super_share`` makes an expert super."""
+    """Make one row per (layer, expert, sink position); ``super_share`` makes an expert super."""
     frames = []
     for split in splits:
         assert lens.d_expert is not None
@@ -226,7 +225,7 @@ def _join_frames(frames: list[pd.DataFrame], *, columns: list[str]) -> pd.DataFr
 
 
 def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
-    """Make the table ``selectivity``: mean activation, gate and up value of each super neuron at each position."""
+    """Take the mean activation, gate and up value of each super neuron at each position."""
     rows = []
     for layer in sorted({split.layer for split in splits}):
         weights = mlp_weights(lens, layer=layer)

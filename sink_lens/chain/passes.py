@@ -14,7 +14,7 @@ position 0), and for a step's mediation."""
 _PASSES_OF_SETS, _PASSES_A_CONTROL, _CONTROLS_A_STEP = 20, 5, 15
 """The same over the controls' sequences: for random sets, for each draw of all links, and for a step's mediation."""
 _CONTROLS_AGAIN = 0.1
-"""The share of controls that are run on all positions too, since an answer hangs on them."""
+"""The share of controls that are run on all positions too."""
 _PASSES_WITHOUT = 4
 """The same that also a model without a sink takes, which is asked if one of its parts keeps a sink away."""
 _PASSES_OF_MAKERS = 45
@@ -33,7 +33,7 @@ _LESS = "need fewer sequences, a smaller type (dtype='bfloat16') or no intervent
 
 
 def count_trace_passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
-    """Count the forward passes of a trace on a model of ``sizes`` by stage, and the tokens that each stage reads.
+    """Count the forward passes of a trace by stage, and the tokens that each stage reads.
 
     Raises:
         InputError, ModelError, KernelError: what ``trace`` would refuse before it measures, as far as it is known.
@@ -98,9 +98,9 @@ def count_trace_passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
 
 
 def bytes_beside_model(model: Sized, config: TraceConfig, *, twin: int = 0) -> int:
-    """Estimate the peak memory, in bytes, that a trace on the CPU takes beside libraries and the model.
+    """Estimate the peak memory that a trace on the CPU takes beside libraries and the model.
 
-    ``twin`` are the bytes of a random-init baseline that stands beside the model.
+    ``twin`` are the bytes of a random-init baseline.
     """
     sequences = len(config.prompts) or config.sequences
     tokens = sequences * config.length
@@ -134,7 +134,7 @@ def bytes_beside_model(model: Sized, config: TraceConfig, *, twin: int = 0) -> i
 
 
 def check_trace_fits_memory(model: Sized, config: TraceConfig) -> None:
-    """Check that a trace of a model in main memory fits beside the model.
+    """Check that a trace fits into main memory beside the model.
 
     Raises:
         InputError: it does not fit, even if the random-init baseline takes the model's place.

@@ -91,11 +91,11 @@ class Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Writings:
-    """The outputs of all parts in a setting's baseline run, less their mean over ordinary tokens; makes the edits."""
+    """Edits made from what all parts of the baseline run write, less its mean over ordinary tokens."""
 
     setting: Setting
     units: Mapping[int, Sequence[int]]
-    """Layer -> the neurons that are apart from their MLP."""
+    """Neurons that are apart from their MLP, by layer."""
 
     @cached_property
     def added_by_kind(self) -> dict[str, Tensor]:
@@ -140,7 +140,6 @@ class Writings:
         return x - self.setting.mean_ordinary(x)
 
     def stream_read_by(self, layer: int, *, mlp: bool) -> Float[Tensor, "batch position d_model"]:
-        """Return the baseline stream that the attention or (``mlp``) the MLP of a layer reads."""
         setting = self.setting
         site, at = ("resid_pre", 0) if layer == 0 else ("resid_post", layer - 1)
         x = setting.baseline_tensors(site, layers=[at])[at].float().cpu()
@@ -152,7 +151,7 @@ class Writings:
     def input_change(
         self, source: End, layer: int, *, mlp: bool, position: int
     ) -> Float[Tensor, "batch d_model"]:
-        """Compute what ``source`` adds, beyond its ordinary mean, to a layer's attention or (``mlp``) MLP input."""
+        """Compute what ``source`` adds, beyond its ordinary mean, to what the attention or (``mlp``) the MLP reads."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
         by = self.setting.lens.remaining_scales[layer]
         if source.name in (SUPER, MAKERS):
@@ -174,7 +173,7 @@ class Writings:
         return added[source.name][:end, :, position].sum(0) / by
 
     def cut_edits(self, path: Path) -> Edits:
-        """Make the edits that cut a path: its target then reads the stream without the source's part."""
+        """Let the target read the stream without the source's part."""
         setting, source, target = self.setting, path.source, path.target
         if target.name == SINK:
             return (
@@ -202,10 +201,7 @@ class Writings:
         return freeze("k", {layer: key[:, None]}, positions=[position], label=_path_label(path))
 
     def _make_mlp_edits(self, path: Path, layer: int) -> list[Edit]:
-        """Make the edits of the target's neurons, or of an MLP, which then read the stream without the source's part.
-
-        If the MLP is the target, its super neurons are another target and still read the whole stream.
-        """
+        """Edit the target's neurons, or an MLP without its super neurons, which are another target."""
         setting, lens, place = self.setting, self.setting.lens, [path.position]
         units, projections = list((path.target.units or self.units).get(layer, ())), {}
         weights = mlp_weights(lens, layer=layer) if units else None
@@ -306,7 +302,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
 
 
 def neuron_groups(setting: Setting) -> list[End]:
-    """Group the super neurons by growth step; without any, the makers that are neurons; [] in models with experts."""
+    """Group the super neurons by growth step; without any, take the makers that are neurons."""
     if setting.lens.family.experts is not None:
         return []
     groups = []
@@ -331,7 +327,6 @@ def neuron_groups(setting: Setting) -> list[End]:
 def list_paths(
     setting: Setting, *, groups: Sequence[End], lanes: Mapping[int, Sequence[int]]
 ) -> Iterator[Path]:
-    """Yield all paths: from each source to each later target, and from the keys to the sink."""
     at = setting.sink_position
     own = setting.lens.key_layers
     keys = [
@@ -368,7 +363,7 @@ def list_paths(
 def _control_paths(
     setting: Setting, path: Path, *, generator: torch.Generator
 ) -> tuple[str, list[Path]]:
-    """Make controls of ``path``, and say what differs in them: other dimensions, else other neurons, else positions."""
+    """Make controls of ``path``, and say what differs in them."""
     draws = range(min(setting.config.controls, PATH_CONTROLS))
     if path.through is not None:
         drawn = setting.draw_other_units(

@@ -1,7 +1,6 @@
-"""Position or token? The sink with the first-token token (BOS) and with ordinary ones, at position 0 and inside.
+"""Position or token? The sink of BOS and of ordinary tokens, at position 0 and inside.
 
-A chain that needs BOS is not a chain of the first position. A sink that is not at position 0 is asked about its own
-position and the token that stands there.
+A chain that needs BOS is not a chain of the first position. A sink elsewhere is asked about its own position and token.
 """
 
 import math
@@ -26,11 +25,11 @@ from .setting import Setting, mean_mass
 _TIMES = 4.0
 _LEAST = 0.1
 _SHARE = 0.25
-"""Share of what the sink has over uniform attention that a cell must have, or it is another, smaller thing."""
+"""Share of what the sink has over uniform attention that a cell must have."""
 
 
 class _Case(NamedTuple):
-    """One token at one position, isolated or not, whose sink is measured."""
+    """One token at one position, whose sink is measured."""
 
     position: int
     token: str
@@ -44,9 +43,9 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
     ``ordinary_mass`` is the mean mass of five other positions in the same run that are no sinks. ``norm_ratio`` is the
     norm at the position over the median norm at those five, in the layer where it is largest. A row ``is_sink`` if its
     mass is over a tenth and over four times the ordinary one, and exceeds uniform attention by at least a quarter of
-    what the model's sink does: the rest of a sink of BOS is no sink of the token that replaces BOS. The token ``bos``
-    is left out if the tokenizer has none. Cost: three passes at most, two more for a sink that is not at position 0,
-    and two from the isolated position on.
+    what the model's sink does: the rest of a sink of BOS is no sink of the token that replaces BOS. Cost: three passes
+    at
+    most, two more for a sink that is not at position 0, and two from the isolated position on.
     """
     by_tokens: dict[int, list[_Case]] = {}
     for case in _make_cases(setting):
@@ -62,16 +61,16 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
 
 
 def binding_kind(table: pd.DataFrame) -> str:
-    """Tell from the table ``placement`` whether the sink follows the position or the token; isolated rows do not count.
+    """Tell whether the sink follows the position or the token; isolated rows do not count.
 
     *positional*: an ordinary token at position 0 is a sink, and BOS at a later position is none; *positional, not BOS*
     if BOS at position 0 is none either. *token*: the other way round. *position or token*: both are sinks. *position
-    and token*: neither is, but BOS at position 0 is. In a model without BOS only *positional* and *no sink* can be
-    told. The kinds with *own* are of a sink at another position; an empty table is *undecided*.
+    and token*: neither is, but BOS at position 0 is. Without BOS only *positional* and *no sink* can be told. The kinds
+    with *own* are of a sink at another position; an empty table is *undecided*.
     """
 
     def is_sink(token: str, *, first: bool | None = None) -> bool:
-        """True if this token makes a sink without isolation: at position 0, inside, or (None) anywhere."""
+        """True if this token makes a sink at position 0, inside, or (None) anywhere."""
         chosen = table[(table["token"] == token) & ~table["isolated"].astype(bool)]
         if first is not None:
             chosen = chosen[(chosen["position"] == 0) == first]
@@ -99,7 +98,7 @@ def binding_kind(table: pd.DataFrame) -> str:
 
 
 def _make_cases(setting: Setting) -> list[_Case]:
-    """Make the cases to measure; cases with BOS only if there is one. Ordinary cases have BOS cut from the sequences.
+    """Cases with BOS are made only if there is one; ordinary cases have BOS cut from the sequences.
 
     A sink that is not at position 0 has two more: another token there, and its own token at the target position.
     """

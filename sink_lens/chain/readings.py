@@ -1,7 +1,7 @@
-"""The readings that links and tables share (attention, states, neurons, loss), and the positions that are read.
+"""The readings that links and tables share, and the positions that are read.
 
-Long sequences are read at sampled positions: the first 32 and 32 more, evenly spaced in the logarithm. The sink's own
-column is always read in full.
+Long sequences are read at the first 32 positions and 32 more, evenly spaced in the logarithm, and the sink's own column
+in full.
 """
 
 import functools
@@ -36,34 +36,33 @@ Item = TypeVar("Item")
 SITES_BY_POSITION = ("z", *ADDED, "resid_post")
 """The sites whose variance and norm are read by position, as far as the model has them."""
 OTHERS_FROM = 8
-"""Other tokens are those at positions from this one on."""
+"""First position of other tokens."""
 FIRST_LAYER = frozenset({0})
 _MOST_SAMPLED = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class MeasuringPass:
-    """The pass that a link's own readings are made for: model, plan, sequence length, controls."""
+    """The pass that a link's own readings are made for."""
 
     lens: LensModel
     plan: MeasuringPlan
     length: int
-    """Positions of the sequences."""
     controls: int
     """Draws of every random control."""
     generator: torch.Generator
-    """The generator of the random controls; the links draw from it in their order."""
+    """The links draw their random controls from it in their order."""
 
     @functools.cached_property
     def layer_weights(self) -> Callable[[int], AttentionWeights]:
-        """Function from a layer to its attention weights; the weights of one layer are kept for all its readings."""
+        """The weights of one layer are kept for all its readings."""
         return functools.lru_cache(maxsize=1)(
             lambda layer: attention_weights(self.lens, layer=layer)
         )
 
     @functools.cached_property
     def layer_constants(self) -> Callable[[int], AttentionConstants]:
-        """Function from a layer to the constants that its biases add to every token."""
+        """What biases add to every token."""
         return functools.cache(lambda layer: attention_constants(self.lens, layer=layer))
 
 
@@ -85,7 +84,7 @@ def sampled_positions(
 
 
 def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
-    """Pick at most ``most`` of the items, evenly spaced, the first and the last included."""
+    """Pick at most ``most`` items, the first and the last included."""
     index = (
         torch.linspace(0, len(items) - 1, min(most, len(items)), dtype=torch.float32)
         .round()
@@ -98,7 +97,7 @@ def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
 def ratio_to_others(
     x: Float[Tensor, "*value position"], *, positions: Int[Tensor, " position"], key: int
 ) -> Float[Tensor, "*value"]:
-    """Divide ``x`` at position ``key`` by its median over other ``positions`` (from position 8 on, without nan)."""
+    """Divide ``x`` at position ``key`` by its median over other ``positions`` (from 8 on, without nan)."""
     other = (positions >= OTHERS_FROM) & (positions != key) & ~x.isnan()
     return x[..., positions == key][..., 0] / median_where(x, where=other)
 
@@ -106,11 +105,12 @@ def ratio_to_others(
 def attention_readings(
     sink_positions: tuple[int, ...], *, threshold: float = SINK_THRESHOLD, sigmoid: bool = False
 ) -> list[Reading]:
-    """Make the readings of attention: sink score and mass at ``sink_positions``, entropy and null mass.
+    """Read sink score and mass at ``sink_positions``, entropy and null mass.
 
-    The score is nan in windows and sequences that are too short to tell a sink at the threshold
-    (``attention.fewest_tokens``, and the same for the sampled queries of ``sink_rate_reading``); so is the null mass of
-    ``sigmoid`` attention, whose rows need not sum to 1.
+    The score is nan in windows and sequences too short to tell a sink at the threshold (``attention.fewest_tokens``,
+    and
+    the same for the sampled queries of ``sink_rate_reading``); so is the null mass of ``sigmoid`` attention, whose rows
+    need not sum to 1.
     """
     fewest = math.ceil(attention.fewest_queries(threshold=threshold))
 
@@ -160,9 +160,9 @@ def position_readings(
     *,
     moments: dict[tuple[str, int], variance.Moments],
 ) -> list[Reading]:
-    """Make two readings per site for the pass ``one``, at ``positions``: standard deviation in a token (S2), and norm.
+    """Read the standard deviation in a token (S2) and the norm at each site; sums for S1 go to ``moments``.
 
-    Sums for S1 go to ``moments``. The constants that biases add to every token are taken off before the deviation.
+    The constants that biases add to every token are taken off before the deviation.
     """
     readings = []
 
@@ -197,7 +197,6 @@ def position_readings(
 def norm_reading(
     site: str, *, positions: Int[Tensor, " position"], layers: frozenset[int] | None = None
 ) -> Reading:
-    """Make the reading of the norm of each token in ``positions`` at a site, in ``layers`` (None: in all layers)."""
 
     def norm(view: LayerView) -> Tensor:
         x, valid = _sampled_vectors(view, site, positions)
@@ -209,7 +208,7 @@ def norm_reading(
 def state_readings(
     sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]
 ) -> list[Reading]:
-    """Make readings: the states at sink positions, and the effective rank at ``positions`` with and without sinks."""
+    """Read the states at sink positions, and the effective rank at ``positions`` with and without sinks."""
 
     def at_sinks(site: str) -> Callable[[LayerView], Tensor]:
         return lambda view: view[site][:, list(sink_positions)].float()
@@ -234,7 +233,7 @@ def state_readings(
 def typical_token_readings(
     sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]
 ) -> list[Reading]:
-    """Make the readings of a typical token: each dimension's median magnitude over ``positions`` >= 8 but the sinks."""
+    """Read each dimension's median magnitude over ``positions`` >= 8 but the sinks."""
     others = (positions >= OTHERS_FROM) & ~torch.isin(positions, torch.tensor(sink_positions))
 
     def typical(name: str, site: str, layers: frozenset[int] | None) -> Reading:
@@ -253,7 +252,7 @@ def typical_token_readings(
 def location_readings(
     sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]
 ) -> list[Reading]:
-    """Make the readings from which a panel is located: norms, states at the sink positions, and typical tokens."""
+    """Make the readings from which a panel is located."""
     return [
         norm_reading("resid_pre", positions=positions, layers=FIRST_LAYER),
         norm_reading("resid_post", positions=positions),
@@ -265,7 +264,7 @@ def location_readings(
 def value_norm_reading(
     lens: LensModel, *, sink_positions: tuple[int, ...], positions: Int[Tensor, " position"]
 ) -> Reading:
-    """Make the reading of each sink position's value norm after W_O, over the mean norm at other ``positions``."""
+    """Read each sink position's value norm after W_O, over the mean norm at other ``positions``."""
     places = [int((positions == sink).nonzero()) for sink in sink_positions]
 
     def ratios(view: LayerView) -> Tensor:
@@ -281,7 +280,7 @@ def value_norm_reading(
 
 
 def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> list[int]:
-    """Pick at most ``controls`` other positions than ``key``, evenly spaced from 8 on; fewer in a short sequence."""
+    """Pick at most ``controls`` other positions than ``key``, evenly spaced from 8 on."""
     spaced = torch.linspace(
         OTHERS_FROM, max(OTHERS_FROM, length - 1), controls + 1, dtype=torch.float32
     )[:-1]
@@ -293,9 +292,9 @@ def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> lis
 def neuron_readings(
     lens: LensModel, plan: MeasuringPlan, *, positions: Int[Tensor, " position"]
 ) -> list[Reading]:
-    """Make the readings of neurons in the plan's layers, and of what the sublayers add there.
+    """Read neurons in the plan's layers, and what the sublayers add there, at the sink positions.
 
-    Both are read at the sink positions; neurons also at ``positions``, and in the mean |activation| over other tokens.
+    Neurons are also read at ``positions``, and in the mean |activation| over other tokens.
     """
     sinks, layers = list(plan.sink_positions), frozenset(plan.layers)
     if not layers:
@@ -329,7 +328,7 @@ def neuron_readings(
 
 
 def token_loss_reading(lens: LensModel) -> Reading:
-    """Make the reading of each token's loss in nats, nan at padding; not all logits are held at once."""
+    """Read each token's loss in nats, nan at padding; not all logits are held at once."""
 
     def loss(view: LayerView) -> Tensor:
         hidden, targets = view["final"][:, :-1], view.tokens[:, 1:]
@@ -342,7 +341,6 @@ def token_loss_reading(lens: LensModel) -> Reading:
 
 
 def loss_reading(lens: LensModel) -> Reading:
-    """Make the reading of each sequence's mean next-token loss in nats."""
     by_token = token_loss_reading(lens).function
 
     def loss(view: LayerView) -> Tensor:
@@ -354,7 +352,7 @@ def loss_reading(lens: LensModel) -> Reading:
 
 
 def dominance_elsewhere_reading(positions: Int[Tensor, " position"]) -> Reading:
-    """Make the reading of the median dominance ratio over ``positions`` from 8 on: a null for the studied token's."""
+    """Read the median dominance ratio over ``positions`` from 8 on: a null for the studied token's."""
 
     def median(view: LayerView) -> Tensor:
         x, valid = _sampled_vectors(view, "resid_post", positions)
@@ -365,7 +363,7 @@ def dominance_elsewhere_reading(positions: Int[Tensor, " position"]) -> Reading:
 
 
 def later_queries(view: LayerView, *, key: int) -> Bool[Tensor, "batch query"]:
-    """Mark the queries after a key that can see the key; padding is False."""
+    """Mark the queries after a key that can see it; padding is False."""
     return queries_from(
         view.valid, start=key + 1, end=None if view.reach is None else key + view.reach
     )

@@ -57,8 +57,7 @@ def _add_effects(effects: _Effects, kind: Kind, layer: int, values: Tensor) -> N
 def screen_parts(setting: Setting, *, target: Target, progress: bool = False) -> pd.DataFrame:
     """Estimate to first order what ablating each part takes from ``target``: a row per part, a column per screen.
 
-    A screen is one way to estimate; its largest effect is 1. The effect of a sink logit is its head's mean null mass;
-    heads whose null mass is under the threshold have no row.
+    The largest effect of a screen is 1. The effect of a sink logit is its head's mean null mass, if over the threshold.
     Cost: three passes over the setting's sequences, twelve of the sink position alone with gradients, and twelve of all
     positions in layers whose keys have a bias.
     """
@@ -128,7 +127,7 @@ def _screen_table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFra
 
 
 def embedding_unit(setting: Setting, kind: Kind) -> int:
-    """Return the unit that names an embedding at the sink: the position, or the token id (-1 if sequences differ)."""
+    """Return the position, or the token id (-1 if sequences differ) at the sink."""
     if kind == "position embedding":
         return setting.sink_position
     ids = setting.tokens.tokens[:, setting.sink_position].unique()
@@ -208,7 +207,7 @@ class _LayerRuns:
     """Runs of single layers with gradients: the sink position's stream is given, the others have the baseline's."""
 
     def __init__(self, setting: Setting) -> None:
-        """Keep the baseline run's keys, values and queries, which a layer needs of positions other than the sink."""
+        """Keep the baseline's keys, values and queries, which a layer needs of other positions."""
         self.setting, self.tokens = setting, setting.tokens.tokens
         self.held: dict[Any, tuple[Tensor, ...]] = {}
         self.queries: dict[int, Tensor] = {}
@@ -300,10 +299,7 @@ class _LayerRuns:
         share: float,
         target: Target,
     ) -> Float[Tensor, " kv_head"]:
-        """Compute the gradient of the layer's own target by the scale of each head's key ``bias``, at scale ``share``.
-
-        It is 0 if the target is the sink and the layer's keys are not among those of the sink's layers.
-        """
+        """Compute the gradient of the layer's own target by the scale of each head's key ``bias``, at ``share``."""
         lens, of_sink = self.setting.lens, target == "sink"
         n_kv_heads = lens.head_sizes(layer)["n_kv_heads"]
         leaf = torch.zeros(
@@ -329,7 +325,7 @@ class _LayerRuns:
         return torch.zeros_like(leaf) if found is None else found.detach()
 
     def _layout(self, begins: tuple[int, ...], *, alone: bool = False) -> Layout:
-        """Make the layout of a pass with one cell for each position in ``begins``."""
+        """Give each position in ``begins`` a cell."""
         n, length = self.tokens.shape
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 
@@ -435,7 +431,7 @@ class _LayerRuns:
 def _add_contributions(
     setting: Setting, effects: _Effects, *, change: Mapping[str, Mapping[int, Tensor]]
 ) -> None:
-    """Add each part's contribution to ``effects``: the largest share of an outlier dimension made by its ``change``."""
+    """Add the largest share of an outlier dimension that each part's ``change`` makes."""
     lens, position = setting.lens, setting.sink_position
     dims = sorted({one for found in setting.location.outliers.values() for one in found})
     if not dims:

@@ -72,7 +72,7 @@ class Segment:
     """Index of the growth step; -1 in a model without one, ``ALL_STEPS`` for all of them together."""
     steps: tuple[GrowthStep, ...]
     layers: tuple[int, ...]
-    """Those with attention, in which a sink can be read."""
+    """Those with attention."""
     every: tuple[int, ...] = ()
     """All of them."""
 
@@ -89,7 +89,7 @@ class FrozenQuantity:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Maker:
-    """One part of the model that writes to the sink position, or gives its key or its queries a bias."""
+    """A part of the model that writes to the sink position, or gives its key or its queries a bias."""
 
     kind: Kind
     layer: int
@@ -162,7 +162,7 @@ class Setting:
 
     @property
     def all_steps_segment(self) -> Segment | None:
-        """All growth steps as one segment, whose layers come after the last step; None with fewer than two steps."""
+        """All growth steps as one segment; None with fewer than two."""
         steps = self.location.steps
         if len(steps) < 2:
             return None
@@ -220,7 +220,6 @@ class Setting:
 
     @property
     def layers_right_after_growth(self) -> tuple[int, ...]:
-        """The first layers with attention after the first growth step, at most five."""
         return self.segments[0].layers[:_LAYERS_AFTER]
 
     def uniform_mass(self) -> Float[Tensor, " layer"]:
@@ -244,7 +243,7 @@ class Setting:
         return torch.stack(found).nanmean(1)
 
     def make_generator(self) -> torch.Generator:
-        """Make a new random generator for the controls; each call gives the same draws."""
+        """Each call gives the same draws."""
         return torch.Generator().manual_seed(self.config.seed)
 
     def control_positions(self, position: int) -> list[int]:
@@ -262,7 +261,7 @@ class Setting:
         return evenly_spaced(later if len(later) >= controls else free, controls)
 
     def run(self, edits: Sequence[Edit], *, quiet: bool = False, **read: Any) -> Outcome:
-        """Run the model under edits and return the outcome; ``read`` are fields of ``Run``."""
+        """Make one run; ``read`` are fields of ``Run``."""
         return self.run_each([Run(edits=edits, **read)], quiet=quiet)[0]
 
     def run_each(
@@ -313,7 +312,6 @@ class Setting:
     def run_groups(
         self, groups: Sequence[Sequence[Run]], *, label: str | None = None
     ) -> list[list[Outcome]]:
-        """Make all runs of several groups in one queue, and return their outcomes by group."""
         found = iter(self.run_each(list(chain.from_iterable(groups)), label=label))
         return [[next(found) for _ in group] for group in groups]
 
@@ -353,7 +351,7 @@ class Setting:
         return {layer: self._tensors[site, layer] for layer in layers}
 
     def mean_ordinary(self, baseline: Tensor) -> Tensor:
-        """Average a site's tensor ``baseline`` over ordinary tokens of all sequences; batch and position get size 1."""
+        """Average over ordinary tokens of all sequences; batch and position get size 1."""
         return self.averaged.mean_of(baseline)
 
     def freeze_site_edit(
@@ -381,7 +379,7 @@ class Setting:
         return self._edits[key]
 
     def freeze_unit_edits(self, site: str, chosen: Units, *, position: int, mean: bool) -> Edits:
-        """Make edits that set ``chosen`` units at ``position`` to the baseline, or (``mean``) to ``mean_ordinary``."""
+        """Make such an edit of ``chosen`` units for each layer."""
         self.baseline_tensors(site, layers=list(chosen))  # all are read in one pass
         return tuple(
             self.freeze_site_edit(site, layers=[layer], position=position, mean=mean, units=units)
@@ -406,7 +404,7 @@ class Setting:
     def freeze_units(
         self, site: str, chosen: Units, *, position: int, generator: torch.Generator
     ) -> FrozenQuantity:
-        """Make edits of ``chosen`` units: mean ablation if ``position`` is the sink, else freezing; random controls."""
+        """Make the same edits of ``chosen`` units; the controls are of random others."""
         at = {"position": position, "mean": position == self.sink_position}
         controls = self.draw_other_units(site, chosen, generator=generator)
         return FrozenQuantity(
@@ -503,7 +501,7 @@ def make_setting(
 
 
 def shorten_setting(setting: Setting, *, most: int) -> Setting:
-    """Return a copy of the setting that ends ``most`` positions after the sink, or after a later target."""
+    """End the sequences ``most`` positions after the sink, or after a later target."""
     length = max(setting.sink_position + most, setting.target_position + 2)
     if setting.tokens.n_positions <= length:
         return setting
@@ -520,7 +518,7 @@ def shorten_setting(setting: Setting, *, most: int) -> Setting:
 
 
 def add_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
-    """Return a copy of the setting with the makers ``parts``, whose neurons are added to the super neurons."""
+    """Copy the setting with the makers ``parts``, whose neurons are added to the super neurons."""
     masks, n_added = {layer: mask.clone() for layer, mask in setting.super_neurons.items()}, 0
     for part in parts:
         if part.kind == "neuron":
@@ -614,9 +612,9 @@ def marked_units(masks: Mapping[int, Tensor]) -> dict[int, list[int]]:
 
 
 def hangs_on_controls(largest: float, *, ends: Iterable[float], least: float) -> bool:
-    """Check whether one of ``ends``, the ends of an interval, may lie on the other side of the ``largest`` control.
+    """Check whether an end of an interval lies within ``CONTROL_MARGIN`` of the ``largest`` control.
 
-    That is one within ``CONTROL_MARGIN`` of it; a control under ``least`` decides nothing.
+    That is one that may lie on the other side of it; a control under ``least`` decides nothing.
     """
     low, high = (max(least, largest + by) for by in (-CONTROL_MARGIN, CONTROL_MARGIN))
     return any(low < end < high for end in ends)

@@ -37,11 +37,11 @@ class Located:
     aligned: bool
     """Each sequence was cut so that its sink stands at the same position."""
     uncut: int
-    """Number of sequences that were left out since they could not be cut so."""
+    """Sequences left out since they could not be cut so."""
     elsewhere: tuple[int, ...]
-    """Positions of the sink in the sequences that were left out."""
+    """Positions of the sink in sequences that were left out."""
     lacking: int
-    """Number of sequences that were left out since they have no sink."""
+    """Sequences left out since they have no sink."""
     n_asked: int
     """Sequences before some of them, besides ``uncut``, were left out."""
     kept: Tensor
@@ -49,7 +49,7 @@ class Located:
 
     @property
     def too_few_sequences(self) -> bool:
-        """Check whether the sink is in too few sequences to test anything on them."""
+        """The sink is in too few sequences to test anything on them."""
         return self.lacking > 0 and self.batch.n_sequences < FEWEST
 
 
@@ -62,7 +62,6 @@ def summary_table(
     marked: MarkedTokens | None = None,
     own_attention: bool = False,
 ) -> pd.DataFrame:
-    """Make the table ``summary`` of headline quantities from ``located``, other tables and, if given, the others."""
     panel, there, elsewhere = located.panel, located.there, located.elsewhere
     location, rng = panel.location, np.random.default_rng(config.seed)
     layers, neurons = frames["layers"], frames["neurons"]
@@ -206,13 +205,12 @@ def summary_table(
 
 
 def sink_binding(placement: pd.DataFrame, *, some: bool = False) -> str:
-    """Tell from the table ``placement`` what the sink follows; *some tokens* if only ``some`` sequences have it."""
+    """Tell what the sink follows; *some tokens* if only ``some`` sequences have it."""
     kind = binding_kind(placement)
     return "some tokens" if some and kind in ANY_TOKEN else kind
 
 
 def too_short_sentence(threshold: float) -> str:
-    """Write that texts or windows are too short: even attention that is spread evenly passes ``threshold`` there."""
     needed = fewest_tokens_for_rates(threshold)
     return f"the sequences, or the attention's windows, are too short to tell of a sink ({needed} tokens are needed)"
 
@@ -226,7 +224,7 @@ def first_sink_answer(
 ) -> tuple[int | None, str]:
     """Return the sink's position (None: no sink), and a sentence with its sink rate.
 
-    ``rates`` may be of some of the sequences in ``tokens`` only. If a ``position`` is given, the sentence is about it.
+    ``rates`` may be of some of the sequences in ``tokens`` only. The sentence is about ``position`` if it is given.
     """
     if rates.isnan().all():
         return None, too_short_sentence(config.threshold)

@@ -24,7 +24,7 @@ _TOP_DIMENSIONS = 16
 
 
 def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFrame:
-    """Make the table ``heads``: one row per (layer, head, sink position), with means over sequences."""
+    """Make one row per (layer, head, sink position), with means over sequences."""
     frames = []
     index = pd.MultiIndex.from_product(
         [range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"]
@@ -71,7 +71,7 @@ def _qk_alignment(lens: LensModel, location: Location) -> Tensor:
 
 
 def position_table(panel: Panel) -> pd.DataFrame:
-    """Make the table ``positions``: S1, S2 and norm (means over sequences) by layer, site and sampled position."""
+    """Take S1, S2 and norm (means over sequences) by layer, site and sampled position."""
     frames = []
     for site in SITES_BY_POSITION:
         for layer in panel.layers(f"std:{site}"):
@@ -94,7 +94,7 @@ def position_table(panel: Panel) -> pd.DataFrame:
 
 
 def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
-    """Make the table ``dimensions``: the strongest dimensions of each sink token after each layer, outliers marked."""
+    """Take the strongest dimensions of each sink token after each layer."""
     rows, typical = [], panel.typical_magnitudes()
     for layer, state in enumerate(panel["state"]):
         for position in panel.location.sink_positions:
@@ -117,7 +117,7 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
 
 
 def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
-    """Make the table ``key_split``: one row per layer with the parts of the studied key and of its logit (means).
+    """Make one row per layer with the parts of the studied key and of its logit (means).
 
     Cosines and parts are missing if no outlier dimension enters the layer, and parts also if the key is rotated.
     """
@@ -133,7 +133,6 @@ def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
 
 
 def layer_table(panel: Panel) -> pd.DataFrame:
-    """Make the table ``layers``: one row per layer with sink score, norm, dominance, massive activation and rank."""
     location = panel.location
     states = panel.sink_states()[1:]
     score, mass = (
@@ -171,7 +170,7 @@ def layer_table(panel: Panel) -> pd.DataFrame:
 
 
 def growth_step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
-    """Make the table ``growth_steps``: one row per step; ``split_error`` is the largest of ``errors`` in its layers."""
+    """Make one row per step; ``split_error`` is the largest of ``errors`` in its layers."""
     rows = [
         {
             "step": index,
@@ -193,7 +192,7 @@ def growth_step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
 def condition_row(
     panel: Panel, *, condition: str, chosen: bool, config: TraceConfig
 ) -> dict[str, object]:
-    """Make the row of a BOS ``condition``, the studied one if ``chosen``: sink rate, S2 ratio, growth, loss, ..."""
+    """Make the row of a BOS ``condition``, the studied one if ``chosen``."""
     location = panel.location
     counts = Counter(dimension for dims in location.outliers.values() for dimension in dims)
     return {

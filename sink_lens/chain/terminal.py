@@ -1,4 +1,4 @@
-"""The result of a trace in the terminal: its headline, and each link with a sentence."""
+"""The result of a trace in the terminal."""
 
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -20,21 +20,20 @@ if TYPE_CHECKING:
     from .trace import Trace
 
 _STYLES = {"holds": "green", "in part": "blue", "fails": "red", "undecided": "yellow"}
-"""Verdict -> its colour; every other is grey."""
+"""Every other verdict is grey."""
 _ARROWS = {link.name: link.arrow for link in LINKS}
 _MARKS = {"holds": "+", "in part": "~", "fails": "x", "undecided": "?", "present, not tested": "o"}
-"""Verdict -> its mark; every other has a dash."""
+"""Every other verdict has a dash."""
 _CLAIMED = ("holds", "in part", "present, not tested")
 """Verdicts below which the link's own sentence stands as it is."""
 
 
 def show_trace(trace: "Trace") -> Iterator[RenderableType]:
-    """Show a trace in the terminal: its answer in brief."""
     yield brief_answer(trace)
 
 
 def answer_of_trace(trace: "Trace") -> dict[str, Any]:
-    """Return the answer of ``--json``: conclusion, links with their answers, summary, and sets that make the sink."""
+    """Return the answer of ``--json``."""
     tables = {"links": trace.links.query("is_primary"), "summary": trace.tables["summary"]}
     makers = trace.tables.get("maker_sets")
     if makers is not None:
@@ -43,7 +42,6 @@ def answer_of_trace(trace: "Trace") -> dict[str, Any]:
 
 
 def brief_answer(trace: "Trace") -> RenderableType:
-    """Draw the answer: the conclusion, and for each link a line and a sentence below it."""
     said = [Text(f"{trace.sentences[0]}\n", style="bold")]
     if find_story(trace.run).sink_rate is None:
         said.append(Text(f"{capitalise(too_short_sentence(trace.config.threshold))}.\n"))

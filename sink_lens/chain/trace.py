@@ -99,7 +99,7 @@ class Trace(Result):
 
     @property
     def links(self) -> pd.DataFrame:
-        """The table ``links``: one row per (link, statistic, null), with value, interval and verdict."""
+        """The table ``links``: one row per (link, statistic, null)."""
         return self.tables["links"]
 
     @property
@@ -455,7 +455,7 @@ def _locate_and_measure(asked: _Inputs) -> summary.Located:
 def _keep_sequences_with_sink(
     asked: _Inputs, batch: TokenBatch, panel: Panel
 ) -> tuple[Tensor, Panel]:
-    """Mark the sequences that have the sink, and measure them; all if all sequences have the sink, or none."""
+    """Mark and measure the sequences that have the sink; all if all have it, or none."""
     config, position = asked.config, panel.location.sink_position
     every = torch.ones(batch.n_sequences, dtype=torch.bool)
     given = None if asked.there is None else asked.there.position
@@ -515,7 +515,7 @@ _STAGES = {
 
 
 class _StageBar:
-    """A progress bar with the name of the present stage and about how long the rest takes."""
+    """A progress bar of the stages, with about how long the rest takes."""
 
     def __init__(self, config: TraceConfig, *, progress: bool) -> None:
         asked = {"random_init_heads": config.random_init} | dict.fromkeys(
@@ -551,7 +551,7 @@ class _StageBar:
             self._bar.set_description_str(_STAGES[name][0])
 
     def _say_finished(self) -> None:
-        """Leave a line of the stage that ends, where the output is kept and nobody watches a bar."""
+        """Leave a line, where the output is kept and nobody watches a bar."""
         seconds = time.monotonic() - self._begun
         if self._now:
             self._bar.leave_line(
@@ -591,7 +591,7 @@ def _measure_untrained(asked: _Inputs, located: summary.Located) -> tuple[LensMo
 def _make_room_for_baseline(
     lens: LensModel, *, config: TraceConfig, folder: Path
 ) -> Iterator[None]:
-    """Make room for the random-init baseline: if both do not fit in memory, the model waits in a file in ``folder``."""
+    """If both models do not fit in memory, keep the weights of the first in a file in ``folder``."""
     needed, free = bytes_beside_model(lens, config, twin=weight_bytes(lens.plain)), free_bytes()
     too_large = lens.device.type == "cpu" and needed > free
     if too_large:
@@ -608,10 +608,7 @@ def _make_room_for_baseline(
 
 
 def _first_patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
-    """Return the pattern of the first sequence's first 64 positions: uint8, layer x head x query x key, 255 is mass 1.
-
-    It is 0 in layers without attention.
-    """
+    """Return the first sequence's pattern: uint8, layer x head x query x key, 255 is mass 1; 0 without attention."""
     first = batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0])))
     found = capture_batch(lens, first, sites=["pattern"])
     nothing = torch.zeros_like(found["pattern", lens.attention_layers[0]])

@@ -27,11 +27,10 @@ from .link import Freeze, Intervention, Link, Trial
 
 _RESAMPLES_OF_SLOPE = 200
 _MOST_LAYERS = 16
-"""Most layers of which the ratio is a row of its own."""
+"""Most layers whose ratio has its own row."""
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Compute the S2 ratio of aggregated values, also by layer, the decay of S2 by position, and the S1 ratio."""
     panel, feeding = evidence.panel, evidence.panel.feeding_layers
     if not feeding:
         return [not_asked_statistic("s2_ratio")]
@@ -65,7 +64,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 def _position_decay_statistic(
     std: Tensor, evidence: Evidence, rng: np.random.Generator
 ) -> Statistic:
-    """Compute the slope of log S2 (``std``) on log position from the studied position on; uniform attention: -1/2.
+    """Compute the slope of log S2 on log position from the studied position on; uniform attention: -1/2.
 
     A position has the mean over the sequences that reach it.
     """
@@ -94,7 +93,6 @@ def _position_decay_statistic(
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Isolate the target, make the sink's value averages ordinary, amplify the target's variance."""
     setting, position = trial.setting, trial.setting.target_position
     if not setting.feeding_layers:
         return []
@@ -129,11 +127,13 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _make_ordinary(setting: Setting) -> list[Intervention]:
-    """Make the interventions that give the sink's value averages an ordinary size, direction or distance.
+    """Give the sink's value averages an ordinary size, direction or distance: the mean over ordinary tokens.
 
-    All heads of a layer together are one vector; the distance is that from its mean over ordinary tokens, and an
-    ordinary size, distance or direction is the mean over ordinary tokens too. The controls of the direction have a
-    random one, at the same length; those of size and distance move the vector by as much in a random direction.
+    All heads of a layer together are one vector; the distance is that from its mean over ordinary tokens. The controls
+    of
+    the direction have a random one, at the same length; those of size and distance move the vector by as much in a
+    random
+    direction.
     """
     site, position = setting.lens.family.aggregated_site, setting.sink_position
     baseline = setting.baseline_tensors(site, layers=setting.layers_until_sink(site))
@@ -182,7 +182,7 @@ def _make_ordinary(setting: Setting) -> list[Intervention]:
 
 
 def _length(z: Tensor) -> Tensor:
-    """Return the length of the vectors of all heads together, above 0; their axes stay, with size 1."""
+    """Return the length of the vectors of all heads together, above 0; axes stay, with size 1."""
     return z.flatten(2).norm(dim=-1).clamp(min=1e-9)[..., None, None]
 
 

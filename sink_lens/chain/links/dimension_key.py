@@ -35,11 +35,11 @@ _PARTS = {
     "key_bias": ("bias_cancelled", "key_norm_ratio"),
     "logit_split": ("dimension", "rest", "bias", "random_dimensions"),
 }
-"""Reading -> what it holds on its last axis, the parts of the sink's logit and a control among them."""
+"""Reading -> what it holds on its last axis."""
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make the readings of the studied key for the pass ``one``, in every layer that outlier dimensions enter.
+    """Make the readings of the studied key, in every layer that outlier dimensions enter.
 
     They are the cosine of the key with what the dimensions write into it, how far they cancel a bias of the keys, and
     the parts of the key's logit, before a soft cap. The biases of the keys, and of the norm before them, add the same
@@ -62,7 +62,6 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         return view.valid & (places >= OTHERS_FROM) & (places != key)
 
     def cosine(view: LayerView) -> Tensor:
-        """Cosine of each key with what the dimensions alone would make."""
         weights, dims = one.layer_weights(view.layer), dimensions[view.layer]
         constants, gain = one.layer_constants(view.layer), _key_norm_gain(lens, view.layer)
         x = view["attn_in"].float() - constants.read
@@ -124,7 +123,7 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
 def _keys_before_norm(
     lens: LensModel, view: LayerView
 ) -> Float[Tensor, "batch position kv_head d_head"]:
-    """Return the keys of the layer in ``view`` before their norm, also in families whose site ``k`` comes after it."""
+    """Return keys before their norm, also in families whose site ``k`` comes after it."""
     if not lens.family.normed_qkv:
         return view["k"].float()
     weights = attention_weights(lens, layer=view.layer)
@@ -142,7 +141,7 @@ def _key_norm_gain(lens: LensModel, layer: int) -> Tensor | float:
 def _key_norm_factor(
     lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]
 ) -> Tensor | float:
-    """Compute the factor by which the norm on keys scales each entry of the keys ``k``; 1 in models without a norm."""
+    """Compute by what the norm on keys multiplies each entry of ``k``."""
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:
         return 1.0
@@ -152,7 +151,6 @@ def _key_norm_factor(
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Compute the link's statistics: the key cosine, and the share of the key's logit that outlier dimensions make."""
     panel = evidence.panel
     if "key_cosine" not in panel:
         nothing = undefined_statistic(
@@ -201,7 +199,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Mean ablate outlier dimensions in the input of the sink's key, or all others; controls: random dimensions."""
+    """Mean ablate outlier dimensions in the input of the sink's key, or all others."""
     setting = trial.setting
     lens = setting.lens
     found = {
@@ -257,7 +255,6 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _ablate_own_directions_in_key(setting: Setting) -> list[Intervention]:
-    """Make the intervention that mean ablates the token's own directions in its key; controls: random directions."""
     lens, position = setting.lens, setting.sink_position
     writings, read, spans = Writings(setting=setting, units={}), {}, {}
     for layer in lens.key_layers(setting.sink_layers):

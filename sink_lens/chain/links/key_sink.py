@@ -19,14 +19,14 @@ from ..readings import MeasuringPass, control_positions, later_queries
 from .link import Intervention, Link, Trial, make_mean_ablation
 
 _PARTS = {"logit_advantage": ("logit_advantage_sink", "logit_advantage_other_positions")}
-"""Reading -> what it holds on its last axis."""
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make the two readings of a sink's key for the pass ``one``: positive share and logit advantage.
+    """Read the positive share and the logit advantage of a sink's key.
 
     The first is the share of later queries whose product with the key is positive. The second is the key's logit,
-    before a soft cap, minus the mean logit of the other keys that the query sees.
+    before a
+    soft cap, minus the mean logit of the other keys that the query sees.
     """
     plan = one.plan
 
@@ -108,7 +108,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _advantage_floor(config: TraceConfig, length: int, position: int) -> float:
-    """Compute by how many nats one key's logit must exceed all others to get attention equal to the sink threshold.
+    """Compute by how many nats a key's logit must exceed all others to get attention equal to the sink threshold.
 
     The attention is the mean over the queries behind the key's ``position`` in a sequence of ``length`` tokens.
     """

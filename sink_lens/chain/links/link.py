@@ -1,4 +1,4 @@
-"""The type of a link, and the types of its parts."""
+"""A link, and its parts."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -22,23 +22,23 @@ class Intervention:
     name: str
     edits: Edits
     position: int
-    """Position that is edited, at which the sink should appear or vanish."""
+    """Where the sink should appear or vanish."""
     reads: tuple[int, ...]
     """The layers in which the sink is read."""
     controls: tuple[Edits, ...] = ()
-    """The same edits at matched random positions."""
+    """The same edits at matched random places."""
     control_of: str = ""
     """The intervention that this one is a control of."""
     is_primary: bool = True
-    """True if this intervention answers the question *necessary or sufficient*."""
+    """It answers the question *necessary or sufficient*."""
     carries: bool = False
-    """True if it answers the question *carries*: the quantity at the link's target is mean ablated."""
+    """It answers the question *carries*: the quantity at the link's target is mean ablated."""
 
 
 def make_mean_ablation(
     kept: FrozenQuantity, *, setting: Setting, name: str, is_primary: bool = True
 ) -> Intervention:
-    """Make the intervention ``name``, which mean ablates the quantity ``kept`` at the sink position."""
+    """Mean ablate the quantity ``kept`` at the sink position."""
     return Intervention(
         name=name,
         edits=kept.edits,
@@ -52,11 +52,11 @@ def make_mean_ablation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """The arguments from which a link builds its interventions."""
+    """What a link builds its interventions from."""
 
     setting: Setting
     generator: torch.Generator
-    """The generator of the random controls; the links draw from it in their order."""
+    """The links draw their random controls from it in their order."""
     means: CentringMeans
     """Means that amplification moves aggregated values away from."""
     curve: pd.DataFrame
@@ -68,7 +68,7 @@ class Freeze:
     """Freezing of a link for mediation: the quantity that the link leads to keeps its value without the sink."""
 
     name: str
-    """The name of what is frozen, in the column ``frozen``."""
+    """As in the column ``frozen``."""
     make: Callable[[Setting, Segment, int, torch.Generator], FrozenQuantity | None]
     """From the setting, the layers that are read, the position and the controls' generator; None where there is
     nothing to freeze. At the sink position the mean over ordinary tokens stands for the baseline value."""

@@ -46,10 +46,7 @@ _WRITES = 0.1
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Compute the link's statistics: the share of the outlier dimension that super neurons make, and dominance ratio.
-
-    The ratio is read after the first growth step; without a step, in the layer where it is largest.
-    """
+    """The dominance ratio is read after the first growth step; without a step, in the layer where it is largest."""
     panel, location, name = evidence.panel, evidence.panel.location, "contribution_share"
     nothing = undefined_without_growth_step(evidence, name)
     own = (
@@ -81,7 +78,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Return the share of each growth step's change that super neurons write: the lowest share, then one per step."""
+    """Return the lowest share of a growth step's change that super neurons write, then that of each step."""
     panel = evidence.panel
     generator = evidence.make_generator()
     by_step = []
@@ -127,11 +124,10 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Make interventions on what super neurons write: take it from the sink's key, zero their weights, ablate.
+    """Take what super neurons write from the sink's key, zero their weights, ablate the dimensions and directions.
 
-    The key alone reads the stream without what they write into the outlier dimensions there, so that nothing else in
-    the model is damaged. The weights to the outlier dimensions are zeroed at every position, since a neuron may make
-    the sink by what it takes from other tokens.
+    The key alone reads the stream without it, so that nothing else in the model is damaged. The weights are zeroed at
+    every position, since a neuron may make the sink by what it takes from other tokens.
     """
     setting, generator = trial.setting, trial.generator
     at_sink = {"position": setting.sink_position, "reads": setting.sink_layers}
@@ -180,7 +176,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 def _make_path_to_key(
     setting: Setting, supers: Mapping[int, list[int]], *, generator: torch.Generator
 ) -> list[Intervention]:
-    """Make the intervention that takes what ``supers`` write into the outlier dimensions from the sink's key alone."""
+    """Take what ``supers`` write into the outlier dimensions from the sink's key alone."""
     lens, first = setting.lens, min(supers)
     entering = {
         layer: setting.location.entering_dimensions(layer)
@@ -217,7 +213,7 @@ def _make_path_to_key(
 
 
 def _make_path_of_all(setting: Setting) -> list[Intervention]:
-    """Make the intervention that takes all that super neurons write from the sink's key alone."""
+    """Take all that super neurons write from the sink's key alone."""
     units = marked_units(setting.super_neurons)
     keys = tuple(
         layer
@@ -250,7 +246,7 @@ def _make_path_of_all(setting: Setting) -> list[Intervention]:
 
 
 def _ablate_own_directions(setting: Setting, *, first: int) -> list[Intervention]:
-    """Make the intervention that mean ablates the token's own directions after each layer from ``first`` on."""
+    """Mean ablate the token's own directions after each layer from ``first`` on."""
     layers = range(first, setting.lens.n_layers)
     states = setting.baseline_tensors("resid_post", layers=layers)
     over = {
@@ -279,7 +275,6 @@ def _ablate_own_directions(setting: Setting, *, first: int) -> list[Intervention
 
 
 def _without_span(x: Tensor, span: Tensor, mean: Tensor) -> Tensor:
-    """Return the stream without its part in a span beyond the mean."""
     span = span.to(x.device, x.dtype)
     return x - (x - mean.to(x.device, x.dtype)) @ span @ span.T
 
@@ -299,7 +294,7 @@ def _ablate_spans(
 def draw_spans(
     setting: Setting, spans: Mapping[int, Tensor], *, generator: torch.Generator
 ) -> list[dict[int, Tensor]]:
-    """Draw random spans as wide as ``spans`` (layer -> d_model x direction), once per control."""
+    """Draw spans as wide as ``spans`` (layer -> d_model x direction), once per control."""
 
     def draw(span: Tensor) -> Tensor:
         return torch.linalg.qr(torch.randn(span.shape, generator=generator, dtype=torch.float32))[0]
@@ -310,10 +305,10 @@ def draw_spans(
 
 
 def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, list[int]]:
-    """Select the super neurons and makers that write any of ``dimensions``: layer -> their neurons.
+    """Select the super neurons and makers that write any of ``dimensions``.
 
-    In growth layers all of them are taken. In other layers a maker may act through other dimensions; there a neuron is
-    taken if the dimensions hold a tenth of the energy of its output weights.
+    In growth layers all of them are taken. Elsewhere a maker may act through other dimensions: these must hold a tenth
+    of the energy of its output weights.
     """
     masks = dict(setting.super_neurons)
     for layer, mask in masks.items():
@@ -324,12 +319,11 @@ def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, l
 
 
 def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[Intervention]:
-    """Make interventions that mean ablate the span of the directions that makers write; the controls take random spans.
+    """Mean ablate the span of the directions that makers write; the controls take random spans.
 
-    After every layer from the first maker on, the stream at the sink position gets the mean over ordinary tokens within
-    the span of the directions written so far. A random span holds next to none of the token's energy, so a second
-    intervention only rescales the token to the norm that it has without the span. The list is empty if no later layer
-    reads the sink.
+    That is done after every layer from the first maker on, with the directions written so far. A random span holds next
+    to none of the token's energy, so a second intervention only rescales the token to the norm that it has without the
+    span.
     """
     written = {
         layer: columns for layer, columns in _written_directions(setting).items() if columns.numel()
@@ -380,7 +374,7 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
 
 
 def _written_directions(setting: Setting) -> dict[int, Tensor]:
-    """Collect the directions that makers write at the sink: layer (-1: the embedding) -> tensor of maker x d_model."""
+    """Collect what makers write at the sink: layer (-1: the embedding) -> maker x d_model."""
     found: dict[int, list[Tensor]] = {}
     for part in setting.makers[:_MOST_DIRECTIONS]:
         if part.kind == "neuron":

@@ -31,11 +31,9 @@ _SILENT = 0.01
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """Return the spike ratio of the super neurons: the lowest of all growth steps, then one per step.
 
-    A neuron's ratio is its mean |activation| at the sink, divided by that at other positions. The ratio of a step is
-    the geometric mean over its neurons. What a neuron has at other positions counts as at least a millionth of the
-    strongest super neuron, since it may be silent there. A neuron that is silent at the sink of these sequences is left
-    out. Random neurons are of other experts, since a router or gate multiplies all neurons of an expert alike. A growth
-    step that attention makes is not asked for neurons.
+    A neuron's ratio is its mean |activation| at the sink over that at other positions, where it counts as at least a
+    millionth of the strongest super neuron, since it may be silent there. A neuron that is silent at the sink is left
+    out. Random neurons are of other experts, since a router or gate multiplies all neurons of an expert alike.
     """
     panel = evidence.panel
     nothing = undefined_without_growth_step(evidence, "spike_ratio")
@@ -80,7 +78,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _spike_ratio(rows: np.ndarray, *, least: float) -> float:
-    """Divide activation at the sink by activation elsewhere, geometric mean over neurons; nan if all are silent.
+    """Divide activation at the sink by that elsewhere, geometric mean over neurons; nan if all are silent.
 
     ``rows`` are magnitudes: sequence x (at the sink, at other tokens) x neuron; elsewhere they are ``least`` or more.
     """

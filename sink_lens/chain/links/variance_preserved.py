@@ -31,7 +31,6 @@ _NO_SPREAD = 1e-4
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make the reading of value averages at the sink and at control positions, in layers before the growth step."""
     sink = one.plan.sink_position
     positions = [sink, *control_positions(one.length, key=sink, controls=one.controls)]
 
@@ -48,7 +47,7 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
 
 
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Compute the link's statistics: the S2 ratio of the output of W_O, and Kendall's tau of W_O with its inputs.
+    """Compute the S2 ratio of the output of W_O, and Kendall's tau of W_O with its inputs.
 
     Tau is high if W_O reads most from the inputs that vary over sequences at the sink; undefined if the sink is BOS.
     """
@@ -116,8 +115,8 @@ def _last_feeding_layers(growth: tuple[int, ...], lens: LensModel) -> tuple[int,
 def _written_variance_statistic(evidence: Evidence, rng: np.random.Generator) -> Statistic:
     """Compute the S2 ratio of the output of W_O in the first growth layer or the one before it, the larger of both.
 
-    Without a growth step, it is not known which layer's output is read later. The statistic is then the largest of all
-    layers, and its interval reaches down to the smallest.
+    Without a growth step, it is not known which layer's output is read later: it is the largest of all layers, and the
+    interval reaches down to the smallest.
     """
     panel, growth = evidence.panel, evidence.panel.location.growth_layers
     ratio = panel.std_ratio("attn_out")

@@ -1,7 +1,4 @@
-"""Words on each link beyond its sentence: what it carries the sink as, and what is peculiar to it.
-
-It needs no torch, so that pages say it. A link without a row here is told of in the words of the others.
-"""
+"""What pages say of each link beyond its sentence; it needs no torch."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -56,28 +53,28 @@ class Phrase:
     """A part of a headline, with the rows of tables on which it stands."""
 
     key: str
-    """What it says: `no sink`, `sink`, `bound`, `by LINK`, `cancels bias`, `direction`, `no variance`, and so on."""
+    """Such as `no sink`, `sink`, `bound`, `by LINK`, `cancels bias`, `direction` and `no variance`."""
     text: str
     rows: tuple[str, ...]
-    """The rows that it stands on, as `table: condition`."""
+    """As `table: condition`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkWords:
-    """The texts about a link that a page shows, besides the link's own sentence."""
+    """The texts about a link that a page shows besides its sentence; those here are said of a link without a row."""
 
     carries_as: Callable[[Tables], str] = lambda _: ""
     """What the headline says carries the sink if the link does; empty if nothing was found to name."""
     asks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Link -> the questions that must be answered yes before."""
     last_resort: bool = False
-    """True if it is named only where no other link is."""
+    """It is named only where no other link is."""
     named_with: Callable[[Tables], Phrase | None] = lambda _: None
-    """What the headline adds if it names the link."""
+    """Added to the headline if it names the link."""
     named_without: Callable[[Tables], Phrase | None] = lambda _: None
-    """What the headline adds if it does not, and the link was shown not to carry the sink."""
+    """Added if it does not, and the link was shown not to carry the sink."""
     no_part: Phrase | None = None
-    """What the headline says if the link plays no part."""
+    """Said if the link plays no part."""
     no_part_asks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Link -> the questions that must be answered no before."""
     breaking: str = "breaking it"
@@ -85,13 +82,13 @@ class LinkWords:
     does: str = "remove"
     does_not: str = "the sink does not hang on it"
     stands_out: str = "it stands out"
-    """A sentence on the measurement, said if the link is present."""
+    """Said if the link is present."""
     broken: str = "breaking it {}"
     """What the intervention did, around ``change_text``."""
     remarks: Callable[[Tables, Mapping[str, Any]], list[str]] = lambda *_: []
-    """Sentences on the link alone, from the tables and the row of its own intervention."""
+    """Sentences from the tables and the row of the link's own intervention."""
     gentler: tuple[str, str] | None = None
-    """Ends of the path, in the table ``paths``, that could decide the link where its own edit damages the model."""
+    """Ends of the path that could decide the link where its own edit damages the model."""
 
 
 def change_text(share: float, *, does: str = "remove") -> str:
@@ -110,7 +107,7 @@ def change_texts(share: float, low: float, high: float, *, does: str) -> tuple[s
 
 
 def answers_by_link(tables: Tables) -> dict[str, dict[str, str]]:
-    """Read the three answers about each link: link -> question -> answer; empty if the run has none."""
+    """Read link -> question -> answer; empty if the run has none."""
     table, names = tables.get("links"), ("present", "necessary_or_sufficient", "carries")
     if table is None or not set(names) <= set(table.columns):
         return {}
@@ -119,13 +116,11 @@ def answers_by_link(tables: Tables) -> dict[str, dict[str, str]]:
 
 
 def statistics_by_name(tables: Tables, link: str) -> dict[str, dict[str, Any]]:
-    """Read the statistics of a link: name of the statistic -> its row."""
     table = tables.get("links")
     return {} if table is None else _index_rows(table.loc[table["link"].eq(link)], "statistic")
 
 
 def interventions_by_name(tables: Tables) -> dict[str, dict[str, Any]]:
-    """Read all interventions of a run: name of the edit -> its row."""
     table = tables.get("effects")
     return {} if table is None else _index_rows(table, "edit")
 
@@ -136,7 +131,7 @@ def _index_rows(table: pd.DataFrame, column: str) -> dict[str, dict[str, Any]]:
 
 
 def _dimensions_text(tables: Tables) -> str:
-    """Name the outlier dimensions that the keys read in the sink's layers: "dimension 7" or "3 outlier dimensions"."""
+    """Name the outlier dimensions that keys read in the sink's layers: "dimension 7" or "3 outlier dimensions"."""
     table, effects = tables.get("dimensions"), tables.get("effects")
     if table is None or effects is None:
         return ""
@@ -159,7 +154,7 @@ def _dimensions_text(tables: Tables) -> str:
 
 
 def dimensions_cancel_bias(tables: Tables) -> bool:
-    """Check whether outlier dimensions cancel the keys' bias, so that the sink's key is much shorter than others."""
+    """Check whether outlier dimensions cancel the keys' bias: the sink's key is then much shorter than others."""
     rows = statistics_by_name(tables, "dimension_key")
     if not {"bias_cancelled", "key_norm_ratio"} <= set(rows):
         return False
@@ -246,7 +241,7 @@ def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
 
 
 def value_average_by(tables: Tables) -> str:
-    """Tell by what of it the value average makes the sink: size, direction, both; empty if the run does not show it."""
+    """Tell by what the value average makes the sink: size, direction, both; empty if that is not shown."""
     made = interventions_by_name(tables)
     if not {SIZE, DIRECTION, DISTANCE} <= set(made):
         return ""
@@ -268,7 +263,6 @@ _BY = {
     "both": "by both its size and its direction",
     "": "and whether by its size or its direction is not clear",
 }
-"""Result of ``value_average_by`` -> how the value average makes the sink."""
 
 
 def _value_average_name(tables: Tables) -> str:
@@ -371,4 +365,3 @@ WORDS: Mapping[str, LinkWords] = {
 }
 """Link -> its words, in the order of the chain."""
 PLAIN = LinkWords()
-"""The words of a link that has none of its own."""

@@ -1,9 +1,8 @@
 """The circuit of a traced run: the nodes of its chain, joined by measured paths, as two tables and as a drawing.
 
-Nodes are those of the run's table ``chain``; other tables say more of the nodes in ``_KINDS``, any other is a plain
-box. An arrow is a path (``paths.parquet``): the share of the sink, read after the target's growth step, that is lost
-when the target alone reads the stream without what the source wrote. From super neurons to the outlier dimension, and
-from there to the key, the path goes through that dimension alone. The table of edges also has each link's measurement,
+An arrow is a path (``paths.parquet``): the share of the sink, read after the target's growth step, that is lost when
+the target alone reads the stream without what the source wrote. From super neurons to the outlier dimension, and from
+there to the key, the path goes through that dimension alone. The table of edges also has each link's measurement,
 intervention (``effects.parquet``) and verdict. What a run did not measure is nan.
 """
 
@@ -60,9 +59,9 @@ _KINDS = {
     "the sink's key": "key",
     "attention sink": "heads",
 }
-"""Node of the chain -> the kind of node whose tables say more of it."""
+"""Node of the chain -> the kind of node of which tables say more; any other is a plain box."""
 _BY_STEP = ("neurons", "dimension", "key", "heads")
-"""Kinds of which each growth step has its own node."""
+"""Kinds that have a node for each growth step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -70,22 +69,21 @@ class ChainCircuit(Drawable):
     """The nodes and arrows of a trace's chain, as tables that a figure draws."""
 
     about: dict[str, Any]
-    """Model, hashes of weights and tokens, the studied position, whether it is a sink, and by what the value average
-    makes it (``value_average``: size, direction, distance -> the share that the ordinary one removes, and the largest
-    that a random direction does)."""
+    """Model, hashes of weights and tokens, the studied position, whether it is a sink, and ``value_average``: size,
+    direction,
+    distance -> the share that the ordinary one removes, and the largest that a random direction does.
+    """
     nodes: pd.DataFrame = field(repr=False)
-    """One row per node (``NODE_COLUMNS``)."""
     edges: pd.DataFrame = field(repr=False)
-    """One row per edge (``EDGE_COLUMNS``). ``quantity`` says what ``value`` is: path_share, or intervention_share (of a
-    link)."""
+    """``quantity`` says what ``value`` is: path_share, or intervention_share (of a link)."""
 
     @property
     def is_causal(self) -> bool:
-        """Check whether at least one edge has a measured share of the sink, from an intervention or a path."""
+        """Check whether a share of the sink was measured on an edge."""
         return bool(self.edges["value"].notna().any())
 
     def to_json(self) -> str:
-        """Return the circuit as JSON text for other tools; undefined numbers are null."""
+        """Return JSON text for other tools; undefined numbers are null."""
         frames = {
             name: parse_json(getattr(self, name).to_json(orient="records"))
             for name in ("nodes", "edges")
@@ -94,11 +92,11 @@ class ChainCircuit(Drawable):
         return json.dumps(told, ensure_ascii=False, indent=1)
 
     def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
-        """Draw the chain, in a style and width as ``Trace.draw`` takes them."""
+        """Take style and width as ``Trace.draw`` does."""
         return picture.draw_chain(self, style=style, width=width)
 
     def draw_paths(self) -> Figure:
-        """Draw the measured paths between the nodes of the chain.
+        """Draw the measured paths.
 
         Raises:
             RunError: no path was measured.
@@ -107,7 +105,7 @@ class ChainCircuit(Drawable):
 
 
 def chain_circuit(run: Run) -> ChainCircuit:
-    """Return the circuit of a trace, from its tables; a number that the run did not measure is nan.
+    """Make the circuit from the tables of a trace.
 
     Raises:
         RunError: the run has no links, or does not say which position is the sink.
@@ -172,7 +170,7 @@ def _value_average_shares(effects: pd.DataFrame | None) -> dict[str, list[float]
 
 
 def _node_kind(node: str) -> str:
-    """Return the kind of a node of the chain, such as ``neurons``; a node of a user's own link has its name as kind."""
+    """Return the kind of a node, such as ``neurons``; that of a user's own link is made of its name."""
     return _KINDS.get(node) or "node_" + re.sub(r"\W+", "_", node)
 
 
@@ -187,7 +185,7 @@ class _GrowthStep:
 
 
 def _read_growth_steps(run: Run) -> list[_GrowthStep]:
-    """Return the growth steps of a run, in order; if it has none, a single step 0 whose sink is read in all layers."""
+    """Return the growth steps; without any, a single step 0 whose sink is read in all layers."""
     last = int(run.provenance.get("n_layers") or 1) - 1
     columns = ["step", "first_layer", "last_layer", "outlier_dimension"]
     table = run.optional("growth_steps", columns=columns)
@@ -290,7 +288,7 @@ def _link_edges(
     effect_of: Mapping[str, Any],
     growth_steps: list[_GrowthStep],
 ) -> Iterator[dict[str, Any]]:
-    """Yield an edge for each link in ``joined``; a link with a node of a growth step has an edge for every step."""
+    """Yield an edge for each link; a link with a node of a growth step has one for every step."""
     for link in joined:
         rows = links.loc[(links["link"] == link.name) & links["is_primary"].eq(True)]
         first, moved = next(iter(_row_dicts(rows)), {}), effect_of.get(link.name, {})
@@ -339,7 +337,7 @@ def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[s
 
 
 def _path_ends(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str] | None:
-    """Return the ids of a path's nodes, source first, from its ``row`` and growth ``step``; None if it is not drawn.
+    """Return the ids of a path's nodes, source first; None if it is not drawn.
 
     ``first`` is the run's first growth step, to which makers of no step belong.
     """

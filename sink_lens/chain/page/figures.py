@@ -1,7 +1,4 @@
-"""Figures of a trace: each a function of data frames that returns a matplotlib figure.
-
-Sizes fit 4 to 80 layers and 4 to 128 heads.
-"""
+"""Figures of a trace, for 4 to 80 layers and 4 to 128 heads."""
 
 import math
 from collections.abc import Sequence
@@ -43,7 +40,7 @@ _MOST_LABELS = 8
 def draw_sink_scores(
     heads: pd.DataFrame, *, position: int, threshold: float | None = None
 ) -> Figure:
-    """Draw a heat map of the sink score of a position, layer by head; the threshold is marked on the scale."""
+    """Draw the sink score of a position, layer by head; the threshold is marked on the scale."""
     grid = layer_head_grid(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape
     figure = new_figure(
@@ -64,7 +61,7 @@ def draw_sink_scores(
 
 
 def onset_of_heads(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
-    """Return the first layer whose mean sink score at ``position`` is above ``threshold``; None if there is none."""
+    """Return the first layer whose mean sink score is above ``threshold``."""
     over = np.flatnonzero(
         _nan_mean(layer_head_grid(heads, "sink_score", position=position)) > threshold
     )
@@ -72,7 +69,7 @@ def onset_of_heads(heads: pd.DataFrame, *, position: int, threshold: float) -> i
 
 
 def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure:
-    """Draw the attention mass on a position by layer, as mean and range over heads, with the onset layer marked."""
+    """Draw the attention to a position by layer, as mean and range over heads, with the onset layer."""
     mass = layer_head_grid(heads, "sink_mass", position=position)
     layers = np.arange(len(mass))
     figure = new_figure()
@@ -97,7 +94,7 @@ def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> F
 
 
 def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = None) -> Figure:
-    """Draw two curves by layer, growth steps shaded: the norm ratio of the sink token, and its strongest dimension."""
+    """Draw the norm ratio of the sink token and its strongest dimension; growth steps are shaded."""
     layers = layers.sort_values("layer")
     layer = layers["layer"].to_numpy(float)
     figure = new_figure(height=4.1)
@@ -136,7 +133,7 @@ def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | Non
 
 
 def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int]) -> Figure:
-    """Draw S1 and S2 of z by position, relative to their first values, beside 1 / sqrt(t); t is the position + 1."""
+    """Draw S1 and S2 of z relative to their first values, beside 1 / sqrt(t); t is the position + 1."""
     figure = new_figure(width=7.4, height=3.1)
     chosen = positions.loc[positions["site"] == "z"]
     for place, (column, name) in enumerate(
@@ -177,7 +174,7 @@ def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int])
 def draw_super_neurons(
     neurons: pd.DataFrame, *, position: int, share: float | None = None
 ) -> Figure:
-    """Draw each neuron's contribution to the outlier dimension, against its activation and its weight-norm rank."""
+    """Draw each neuron's contribution against its activation and its weight-norm rank."""
     table = neurons.loc[neurons["sink_position"] == position]
     height = table["contribution_share"].to_numpy(float) * 100
     ranks = np.stack(
@@ -239,7 +236,7 @@ def draw_super_neurons(
 def draw_top_dimensions(
     dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12
 ) -> Figure:
-    """Draw the ``most`` largest dimensions of the sink token after a layer as bars; outliers have their own colour."""
+    """Draw the ``most`` largest dimensions of the sink token after a layer as bars."""
     table = dimensions.loc[dimensions["sink_position"] == position]
     table = (
         table.loc[table["layer"] == layer]
@@ -293,7 +290,7 @@ def _nan_mean(values: np.ndarray) -> np.ndarray:
 
 
 _NAME = 0.25
-"""Share of a panel's width that the name of a neuron takes."""
+"""Share of a panel's width that a neuron's name takes."""
 
 
 def _write_neuron_names(axes: Axes, points: pd.DataFrame) -> None:
@@ -329,7 +326,7 @@ def _write_neuron_names(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def draw_key_split(split: pd.DataFrame) -> Figure:
-    """Draw by layer how much of the sink's key and of its logit the outlier dimensions make, beside controls."""
+    """Draw how much of the sink's key and of its logit the outlier dimensions make, beside controls."""
     split = split.set_index("layer").sort_index()
     layers = split.index.to_numpy(int)
     split = split.reindex(range(layers[0], layers[-1] + 1))  # no line where nothing was measured
@@ -375,7 +372,7 @@ NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm on
 
 
 def draw_amplification(table: pd.DataFrame) -> Figure:
-    """Draw the attention that amplification adds at the position, by factor: a line for each centre, with intervals."""
+    """Draw the attention that amplification adds, by factor: a line for each centre, with intervals."""
     figure = new_figure(width=WIDTH, height=3.2)
     axes = panel(figure, xlabel="factor", ylabel="attention added at the position")
     for centre, (colour, marker) in CENTRES.items():
@@ -393,7 +390,7 @@ def draw_amplification(table: pd.DataFrame) -> Figure:
 
 
 def draw_mediation(table: pd.DataFrame) -> Figure:
-    """Draw a matrix of the share of the sink that survives: frozen quantities across, interventions and steps down."""
+    """Draw the share of the sink that survives: frozen quantities across, interventions and steps down."""
     keys = list(dict.fromkeys(zip(table["intervention"], table["step"], strict=True)))
     names = list(dict.fromkeys([*FROZEN, *table["frozen"]]))
     grid, control = np.full((2, len(keys), len(names)), np.nan)

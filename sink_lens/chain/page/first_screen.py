@@ -1,4 +1,4 @@
-"""The first screen of a trace: its few numbers, the figures that lead, and the verdict on every link of the chain."""
+"""The first screen of a trace's page."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from sink_lens.text import name_in_words
 
 
 def first_screen(run: Run) -> FirstScreen:
-    """Return the first screen of a trace's page; a piece of it is empty if the run lacks the tables for it."""
+    """Make the first screen; a piece of it is empty if the run lacks the tables for it."""
     found, missing = try_make(run, lambda: link_rows(run))
     links: list[LinkRow] = found or []
     notes = []
@@ -58,7 +58,6 @@ def first_screen(run: Run) -> FirstScreen:
 
 
 def word_meanings(text: str) -> tuple[tuple[str, str], ...]:
-    """Return (word, meaning) for each technical word in a text."""
     found = [
         (re.search(rf"\b(?:{word})\b", text, flags=re.I), said) for word, said in MEANINGS.items()
     ]

@@ -1,7 +1,7 @@
 """The chain of a trace as a picture: a box for each node, an arrow for each link, and the link's verdict beside it.
 
-An arrow's line and sign say the verdict; the number is what the link's intervention removes or makes, with its
-interval. Growth steps stand side by side. The figure reads from left to right, or downwards if it is narrow.
+The number is what the link's intervention removes or makes, with its interval. Growth steps stand side by side. The
+figure reads from left to right, or downwards if it is narrow.
 """
 
 import math
@@ -78,11 +78,11 @@ class _Form:
 
     @property
     def line(self) -> float:
-        """Height of a line of text, in inches."""
+        """Height of a line in inches."""
         return 1.25 * self.size / 72
 
     def wrap(self, text: str, width: float, *, bold: bool = False) -> list[str]:
-        """Break each line of a text into lines of at most ``width`` inches; _TooNarrow if a word is wider."""
+        """Break a text into lines of at most ``width`` inches; _TooNarrowError if a word is wider."""
         parts = [
             fill_lines(one.split(), width, family=self.family, size=self.size, bold=bold)
             for one in text.split("\n")
@@ -97,7 +97,7 @@ class _TooNarrowError(Exception):
 
 
 def draw_chain(circuit: Any, *, style: Style, width: float | None) -> Figure:
-    """Draw the links of a trace's circuit, in the largest type that fits.
+    """Draw the links of a circuit in the largest type that fits.
 
     Raises:
         InputError: another style, or more than fits into the width.
@@ -208,7 +208,7 @@ def _box_text(node: Mapping[str, Any]) -> str:
 def _draw(
     boxes: Mapping[str, _Box], bonds: Sequence[_Bond], *, title: str, says: str, form: _Form
 ) -> Figure:
-    """Draw boxes and links at one size of type; _TooNarrowError if a word does not fit."""
+    """Draw at one size of type; _TooNarrowError if a word does not fit."""
     em, line, room = form.size / 72, form.line, form.width - 2 * _EDGE
     big, small = replace(form, size=form.size + 1), replace(form, size=max(form.size - 1.5, 5.0))
     n_levels = 1 + max(box.level for box in boxes.values())
@@ -299,7 +299,7 @@ def _labels_by_level(
 def _draw_arrow(
     axes: Axes, source: Bbox, target: Bbox, *, bond: _Bond, past: bool, form: _Form
 ) -> None:
-    """Draw a link's arrow; one that leads ``past`` a level goes around the boxes."""
+    """An arrow that leads ``past`` a level goes around the boxes."""
     colour, dashes = LINES.get(bond.verdict, _DOTTED)
     share = 0.0 if math.isnan(bond.share) else min(max(bond.share, 0.0), 1.0)
     width = form.size * (0.16 + 0.22 * share)

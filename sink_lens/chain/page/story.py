@@ -44,7 +44,6 @@ class Story:
     threshold: float | None
     min_sink_rate: float
     dimensions: list[int] | None
-    """Outlier dimensions, those of most layers first."""
     lasting: list[int] | None
     """The outlier dimensions that stand out after more than one layer; all of them if none lasts that long."""
     steps: list[tuple[int, int, float]] | None
@@ -52,9 +51,9 @@ class Story:
     super_neurons: list[str] | None
     """As L11.N1229, the strongest first."""
     to_no_key: float | None = None
-    """Share of attention that goes to no key, under an attention function whose rows sum to less than 1."""
+    """Share of attention that goes to no key, where rows sum to less than 1."""
     cut: bool = False
-    """True if sequences were cut so that what is studied stands at ``position``, which says nothing of them whole."""
+    """Sequences were cut so that what is studied stands at ``position``, which says nothing of them whole."""
 
     @property
     def studied(self) -> str:
@@ -64,12 +63,11 @@ class Story:
 
     @property
     def is_sink(self) -> bool | None:
-        """Check whether the studied position is a sink; None where it was not measured."""
         return None if self.sink_rate is None else self.sink_rate >= self.min_sink_rate
 
 
 def title(run: Run) -> str:
-    """Return the title of a trace's page: what the sink is and what makes it, in at most 45 words."""
+    """Return what the sink is and what makes it, in at most 45 words."""
     story = find_story(run)
     if story.is_sink is None or story.sink_rate is None or story.position is None:
         return "The sink was not measured"
@@ -84,7 +82,7 @@ def title(run: Run) -> str:
 
 
 def evidence_tables(run: Run) -> dict[str, pd.DataFrame]:
-    """Return the tables of a run that its sentences are made from, by name; tables that the run lacks are left out."""
+    """Return the tables from which sentences are made, without those that the run lacks."""
     known = {name: run.optional(name, columns=columns) for name, columns in _NEEDED.items()}
     return {name: table for name, table in known.items() if table is not None}
 
@@ -111,7 +109,7 @@ _NEEDED = {
 
 
 def has_interventions(run: Run) -> bool:
-    """Check whether the run made interventions: they were switched on, and there is a sink to remove."""
+    """Check whether interventions were switched on, and there is a sink to remove."""
     links = run.optional("links", columns=["verdict"])
     without = (
         links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
@@ -120,7 +118,6 @@ def has_interventions(run: Run) -> bool:
 
 
 def headline(story: Story) -> list[str]:
-    """Return a sentence per finding of ``story``: other sinks, outlier dimensions, growth steps, super neurons."""
     sentences, at = [], story.studied
     if story.to_no_key is not None:
         said = (
@@ -162,7 +159,6 @@ def headline(story: Story) -> list[str]:
 
 
 def ablation_sample_text(run: Run) -> str:
-    """Say if the makers were ablated on the sequences on which they were selected, or on other sequences."""
     tested = int(run.config.get("intervention_sequences") or 0)
     apart = (_sequences_studied(run) or 0) > tested
     return (
@@ -173,7 +169,6 @@ def ablation_sample_text(run: Run) -> str:
 
 
 def _sequences_studied(run: Run) -> int | None:
-    """Count the sequences of a run without those that it left out."""
     tokens = run.optional("tokens", columns=["sequence"])
     return None if tokens is None else len(set(tokens["sequence"]))
 
@@ -186,7 +181,7 @@ _TARGETS = {
 
 
 def headline_numbers(run: Run) -> list[tuple[str, str]]:
-    """Return (number, meaning) texts for the first screen, such as "87%" and "of heads have the sink at position 0"."""
+    """Return (number, meaning) for the first screen, such as "87%" and "of heads have the sink at position 0"."""
     story, found = find_story(run), []
     if story.sink_rate is not None:
         over = (
@@ -251,7 +246,7 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
 
 
 def verdict_counts_text(verdicts: dict[str, str]) -> str:
-    """Say how many links have each verdict, and what that means for the chain; ``verdicts`` is link -> verdict."""
+    """Say how many links have each verdict (link -> verdict), and what that means for the chain."""
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
     if counts["not applicable"] == len(verdicts) > 0:
         return "There is no sink for the chain to lead to, so no link is judged; what was measured is shown."
@@ -286,13 +281,12 @@ _NOT = "not measured"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NamedLink:
-    """A link of a run's chain, with the names of the two nodes that it joins."""
+    """A link of a run's chain, with the names of its nodes."""
 
     name: str
     source: str
     target: str
     sentence: str
-    """What it claims."""
 
     @property
     def in_words(self) -> str:
@@ -302,15 +296,17 @@ class NamedLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRow:
-    """One statistic of a link, as texts for the cells of the page's table."""
+    """One statistic of a link, as texts for the cells of the page's table.
+
+    Claim, measured, intervention, answers and remarks are given on the primary statistic only.
+    """
 
     link: str
     title: str
     claim: str
-    """What the link says; on its primary statistic only."""
     verdict: str
     measured: str = ""
-    """Verdict of what was measured, on the primary statistic, where the link's own is not applicable."""
+    """Verdict of what was measured, if the link's own is not applicable."""
     primary: bool = True
     statistic: str = ""
     value: str = ""
@@ -319,7 +315,6 @@ class LinkRow:
     criterion: str = ""
     """Empty where it is the link's again."""
     intervention: str = ""
-    """What the intervention does, on the primary statistic of a link that was intervened on; so are the next five."""
     intervention_share: str = ""
     intervention_interval: str = ""
     control_share: str = ""
@@ -327,13 +322,11 @@ class LinkRow:
     loss: str = ""
     """Loss before and after the intervention, in nats, and its change."""
     answers: tuple[tuple[str, str], ...] = ()
-    """Question and answer, on the primary statistic; empty in runs that did not ask them."""
     remarks: tuple[str, ...] = ()
-    """Sentences of ``findings.link_remarks``, on the primary statistic."""
 
 
 def recorded_number(run: Run, name: str) -> float | None:
-    """Return the number ``name``, such as a threshold, from a run's configuration or its provenance."""
+    """Read a number, such as a threshold, from the configuration or the provenance."""
     for held in (run.config, run.provenance.get("thresholds"), run.provenance):
         if isinstance(held, Mapping) and held.get(name) is not None:
             return float(held[name]) if isinstance(held[name], (int, float)) else None
@@ -341,7 +334,7 @@ def recorded_number(run: Run, name: str) -> float | None:
 
 
 def find_story(run: Run) -> Story:
-    """Collect the findings on the sink from a run's tables; a field is None if the run lacks its table."""
+    """Collect the findings; a field is None if the run lacks its table."""
     model = run.provenance.get("model") or run.config.get("model") or "a model without a name"
     minimum = recorded_number(run, "min_sink_rate") or 0.05
     rates = sink_rate_by_position(run)
@@ -402,7 +395,7 @@ def find_story(run: Run) -> Story:
 def _outlier_dimensions(
     dimensions: pd.DataFrame, position: int | None, *, layers: int = 1
 ) -> list[int]:
-    """Return the dimensions that are outliers after ``layers`` layers or more, sorted by their number of layers."""
+    """Return the outliers of ``layers`` layers or more, those of most layers first."""
     table = (
         dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
     )
@@ -422,7 +415,7 @@ def _super_neuron_names(neurons: pd.DataFrame, position: int | None) -> list[str
 
 
 def named_links(run: Run) -> list[NamedLink]:
-    """Return the links of a run's chain in their order, from its table ``chain``; [] without that table."""
+    """Return the links of the table ``chain`` in their order; [] without that table."""
     table = run.optional("chain", columns=["order", "link", "source", "target", "sentence"])
     if table is None:
         return []
@@ -451,14 +444,14 @@ PATH_COLUMNS = [
 
 
 def paths_after_their_step(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the paths as they are read after their target's growth step, or in all layers; ``step`` is that step."""
+    """Keep paths as read after their target's growth step (``step``), or in all layers."""
     step = table["target_step"].where(table["target"] != "sink", table["source_step"])
     read = step.where(step.isin(list({*table["read_step"]} - {ALL_STEPS})), ALL_STEPS)
     return table.assign(step=step).loc[table["read_step"] == read]
 
 
 def link_rows(run: Run) -> list[LinkRow]:
-    """Return a row of texts for each statistic of each link, with the verdict, in the order of the chain."""
+    """Return a row for each statistic of each link, in the order of the chain."""
     columns = [
         "link",
         "statistic",
@@ -501,7 +494,6 @@ def _intervention_texts(run: Run) -> dict[str, dict[str, str]]:
 
 
 def format_edit_name(edit: object) -> str:
-    """Write the name of an edit as a page shows it, with × before a factor."""
     return re.sub(r" x (?=[\d.])", "\u00a0×\u00a0", safe_line(edit))
 
 
@@ -523,7 +515,6 @@ def _rows_of_link(
     effects: Mapping[str, dict[str, str]],
     remarks: tuple[str, ...],
 ) -> list[LinkRow]:
-    """Return the page's rows of a link, one per statistic; the primary is first and alone has claim and ``remarks``."""
     claim, title = (
         ("", name_in_words(safe_line(name))) if link is None else (link.sentence, link.in_words)
     )
@@ -574,5 +565,4 @@ def _rows_of_link(
 
 
 def _safe_text(value: Any) -> str:
-    """Return a table's text with invisible characters made visible; empty for a value that is no text."""
     return safe_line(value, limit=400) if isinstance(value, str) else ""

@@ -1,4 +1,4 @@
-"""The tables of a trace's page: its interventions, what makes the sink, and the measures behind the chain."""
+"""The tables of a trace's page."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ _MOST_NEURONS = 8
 
 
 def read_intervention_table(run: Run, name: str, columns: list[str]) -> pd.DataFrame:
-    """Read a table of the run's interventions, with ``columns``; if it has no row, a RunError says why."""
+    """Read a table of interventions; if it has no row, a RunError says why."""
     table = run.need(name, columns=columns)
     if len(table):
         return table

@@ -1,4 +1,4 @@
-"""The page of a trace: what was found, and each figure with what to see in it; its tables are in ``trace_tables``."""
+"""The page of a trace: what was found, and each figure with what to see in it."""
 
 from functools import partial
 
@@ -119,7 +119,7 @@ def _variance_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _layers_to_draw(z: pd.DataFrame, story: Story) -> list[int]:
-    """Return at most four layers of the table ``z``, up to the end of the first growth step (else up to layer 2)."""
+    """Return at most four layers up to the end of the first growth step (else up to layer 2)."""
     layers = sorted({int(layer) for layer in z["layer"]})
     ends = [last for _, last, _ in story.steps or ()][:1] or [2]
     before = [layer for layer in layers if layer <= ends[0]] or layers[:1]

@@ -1,9 +1,8 @@
 """Findings of a trace in words: every phrase stands on rows of the run's tables, and is not said without them.
 
-The headline is made from plain sentences: where the sink is, what it is bound to, what carries it, and what plays no
-part, in at most 45 words. Each has a key and the rows that support it; ``tests/headlines.md`` lists them with what must
-hold for each. `link_remarks` says of one link what keeps it undecided, where a statistic and an intervention disagree,
-or a control does as much.
+The headline says where the sink is, what it is bound to, what carries it, and what plays no part;
+``tests/headlines.md``
+lists its phrases with what must hold for each.
 """
 
 import math
@@ -41,7 +40,6 @@ from sink_lens.text import (
 )
 
 MOST_WORDS = 45
-"""Most words of a headline."""
 BOUND = {
     "positional": "It does not matter which token comes first",
     "positional, not BOS": "Any first token makes it but BOS",
@@ -54,7 +52,7 @@ BOUND = {
     "own position and token": "Only its own token there makes it",
     "some tokens": "Some tokens there make it, and others do not",
 }
-"""What the sink is bound to, as the table of placements gives it -> in words; other kinds say nothing."""
+"""What the sink is bound to, as ``placement`` gives it -> in words; other kinds say nothing."""
 ANY_TOKEN = (
     "positional",
     "positional, not BOS",
@@ -67,7 +65,7 @@ FEWEST = 4
 """A sink that fewer sequences have is not tested on them alone."""
 
 _VIEWS_DIFFER = 0.2
-"""The makers and the super neurons differ where they remove shares that differ by more than this."""
+"""The makers and the super neurons disagree if their shares differ by more than this."""
 _UNBOUND = {
     "no sink": "Neither position 0 nor BOS brings one on these sequences",
     "undecided": "The sequences are too short to tell",
@@ -75,7 +73,7 @@ _UNBOUND = {
 
 
 def headline_phrases(tables: Tables, *, is_sink: bool, rate: float, position: int) -> list[Phrase]:
-    """Return the phrases of a run's headline in their order, with at most ``MOST_WORDS`` words in all."""
+    """Return the phrases of a run's headline, with at most ``MOST_WORDS`` words in all."""
     phrases = (
         _phrases_with_sink(tables, rate, position) if is_sink else _phrases_without_sink(tables)
     )
@@ -87,7 +85,6 @@ def headline_phrases(tables: Tables, *, is_sink: bool, rate: float, position: in
 
 
 def join_phrases(phrases: list[Phrase]) -> str:
-    """Join phrases into sentences, without the last full stop."""
     return ". ".join(phrase.text for phrase in phrases)
 
 
@@ -210,7 +207,7 @@ def _maker_phrases(tables: Tables) -> list[Phrase]:
 
 
 def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
-    """Return a clause on the loss after ablating the set of ``row``; empty unless masking the sink costs far less."""
+    """Say what the set of ``row`` costs; empty unless masking the sink costs far less."""
     effects = tables.get("effects")
     if effects is None or not len(effects):
         return ""
@@ -280,7 +277,6 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
 
 
 def link_remarks(tables: Tables, link: str) -> list[str]:
-    """Return remarks on a link: that it is undecided and why, that its two tests disagree, that controls do as much."""
     answers, effects = answers_by_link(tables).get(link), tables.get("effects")
     if answers and answers["present"] == "not asked":
         return ["the token grows before any layer with attention, so there is nothing to ask"]
@@ -367,7 +363,7 @@ def _row_that_answers(effects: pd.DataFrame, link: str, question: str) -> dict[s
 
 
 def _damage_sentence(tables: Tables, link: str, row: Mapping[str, Any]) -> str:
-    """Say that the edit of ``row`` damages the model, and which path could decide the link; empty if it does not."""
+    """Say that an edit damages the model, and which path could decide the link; empty if it does not."""
     if not row or not is_off_distribution(row):
         return ""
     cost = row["loss_nats"] - row["baseline_loss_nats"]
@@ -392,10 +388,10 @@ def _damage_sentence(tables: Tables, link: str, row: Mapping[str, Any]) -> str:
 
 
 def is_off_distribution(row: Mapping[Any, Any]) -> bool:
-    """Check whether an intervention, a row of ``effects``, raises the loss clearly more than masking the sink does.
+    """Check whether an intervention, a row of ``effects``, costs clearly more loss than masking the sink does.
 
-    Masking is the comparison because a model may need its sink, so that a high loss alone says nothing. The result is
-    False if the unchanged model predicts hardly better than uniform guessing.
+    A model may need its sink, so a high loss alone says nothing; nor does one of a model that predicts hardly better
+    than uniform guessing.
     """
     baseline = row.get("baseline_loss_nats", math.nan)
     uniform = row.get("uniform_loss_nats", math.nan)
@@ -404,7 +400,7 @@ def is_off_distribution(row: Mapping[Any, Any]) -> bool:
 
 
 def is_beyond_chance(row: Mapping[Any, Any]) -> bool:
-    """Check whether a set of parts, a row of ``maker_sets``, surely removes some of the sink, and more than chance."""
+    """Check whether a set, a row of ``maker_sets``, surely removes some of the sink, and more than chance."""
     control = row.get("control_largest")
     most = float(control) if control is not None and control == control else 0.0
     return float(row["ci_low"]) > max(0.0, most)
@@ -420,13 +416,11 @@ def _summary_values(tables: Tables) -> dict[str, Any]:
 
 
 def binding_sentence(kind: str, *, bos: bool) -> str:
-    """Say whether the sink is bound to the position or to the token; ``kind`` is a kind of placement."""
     said = BOUND.get(kind) or _UNBOUND[kind]
     return said if bos else f"{said}; there is no BOS token to try"
 
 
 def makers_comparison(frames: Mapping[str, pd.DataFrame]) -> str:
-    """Compare in a sentence the makers found by ablation with the super neurons found by contribution."""
     sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
     if "all makers" not in sets.index:
         return "no set of parts that write to this position removes half of it: what makes it was not found"
