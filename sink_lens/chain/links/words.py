@@ -125,6 +125,11 @@ def interventions_by_name(tables: Tables) -> dict[str, dict[str, Any]]:
     return {} if table is None else _index_rows(table, "edit")
 
 
+def summary_values(tables: Tables) -> dict[str, Any]:
+    table = tables.get("summary")
+    return {} if table is None else dict(zip(table["quantity"], table["value"], strict=True))
+
+
 def _index_rows(table: pd.DataFrame, column: str) -> dict[str, dict[str, Any]]:
     rows = table.drop_duplicates(column).set_index(column, drop=False)
     return {str(name): dict(row) for name, row in rows.to_dict("index").items()}
@@ -135,32 +140,28 @@ def _dimensions_text(tables: Tables) -> str:
     table, effects = tables.get("dimensions"), tables.get("effects")
     if table is None or effects is None:
         return ""
-    read = effects.loc[effects["link"].eq("dimension_key"), "read_layers"]
-    layers = (
-        [layer - 1 for layer in parse_ranges(str(read.iloc[0]), name="read_layers")]
-        if len(read)
-        else []
-    )
-    position = effects["position"].loc[read.index[0]] if len(read) else None
+    own = effects.loc[effects["link"].eq("dimension_key")]
+    if not len(own):
+        return ""
+    layers = parse_ranges(str(own["read_layers"].iloc[0]), name="read_layers")
     here = (
         table["is_outlier"].eq(True)
-        & table["layer"].isin(layers)
-        & table["sink_position"].eq(position)
+        & (table["layer"] + 1).isin(layers)
+        & table["sink_position"].eq(own["position"].iloc[0])
     )
     names = sorted({int(one) for one in table.loc[here, "dimension"]})
-    if not names:
-        return ""
-    return f"dimension {names[0]}" if len(names) == 1 else f"{len(names)} outlier dimensions"
+    if len(names) > 1:
+        return f"{len(names)} outlier dimensions"
+    return f"dimension {names[0]}" if names else ""
 
 
 def dimensions_cancel_bias(tables: Tables) -> bool:
     """Check whether outlier dimensions cancel the keys' bias: the sink's key is then much shorter than others."""
     rows = statistics_by_name(tables, "dimension_key")
-    if not {"bias_cancelled", "key_norm_ratio"} <= set(rows):
+    against, norm = rows.get("bias_cancelled"), rows.get("key_norm_ratio")
+    if against is None or norm is None:
         return False
-    return (
-        rows["bias_cancelled"]["ci_low"] > CANCELS and rows["key_norm_ratio"]["ci_high"] < CANCELS
-    )
+    return against["ci_low"] > CANCELS and norm["ci_high"] < CANCELS
 
 
 def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
@@ -176,22 +177,18 @@ def _direction_phrase(tables: Tables) -> Phrase | None:
     Only outlier dimensions were tried one by one, so nothing is said of a single dimension.
     """
     made = interventions_by_name(tables)
-    if not {SPAN, RESCALED} <= set(made) or not _dimensions_text(tables):
+    span, norm = made.get(SPAN), made.get(RESCALED)
+    if span is None or norm is None or not _dimensions_text(tables):
         return None
-    beyond = (
-        INTERVENTION_FLOOR,
-        float(made[SPAN]["control_largest"]),
-        float(made[RESCALED]["ci_high"]),
-    )
-    if not all(float(made[SPAN]["ci_low"]) > one for one in beyond):
+    beyond = INTERVENTION_FLOOR, span["control_largest"], norm["ci_high"]
+    if not all(span["ci_low"] > one for one in beyond):
         return None
     rows = (
         f"effects: {SPAN}, its controls, and {RESCALED}",
         "dimensions: is_outlier; links: dimension_key, necessary_or_sufficient or carries is no",
     )
-    span, norm = (percent(float(made[name]["share"])) for name in (SPAN, RESCALED))
-    text = f"Without the directions that its makers write, {span} of it is gone; without their norm alone, {norm}"
-    return Phrase("direction", text, rows)
+    text = f"Without the directions that its makers write, {percent(span['share'])} of it is gone; without their norm "
+    return Phrase("direction", f"{text}alone, {percent(norm['share'])}", rows)
 
 
 def _own_direction_sentences(tables: Tables, link: str) -> list[str]:
@@ -200,11 +197,10 @@ def _own_direction_sentences(tables: Tables, link: str) -> list[str]:
         return []
     made = interventions_by_name(tables)
     edits = (WRITTEN, OWN) if link == "neurons_dimension" else (OWN_IN_KEY,)
-    removed = join_and(f"{percent(float(made[edit]['share']))} ({edit})" for edit in edits)
-    ratio = float(rows[OWN_RATIO]["value"])
+    removed = join_and(f"{percent(made[edit]['share'])} ({edit})" for edit in edits)
     return [
-        f"no single dimension dominates, but the token has directions of its own, {ratio:.2g} times as long as other "
-        f"tokens are, that carry the sink: it loses {removed}"
+        f"no single dimension dominates, but the token has directions of its own, {rows[OWN_RATIO]['value']:.2g} times "
+        f"as long as other tokens are, that carry the sink: it loses {removed}"
     ]
 
 
@@ -229,15 +225,15 @@ def _span_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
         return own
     span = interventions_by_name(tables).get(SPAN)
     if (
-        span is None
-        or not span["ci_low"] > INTERVENTION_FLOOR
-        or span["ci_low"] > span["control_largest"]
+        span
+        and span["ci_low"] > INTERVENTION_FLOOR
+        and not span["ci_low"] > span["control_largest"]
     ):
-        return []
-    return [
-        f"random spans remove up to {percent(span['control_largest'])}, as the makers' span does: beside so "
-        "large a dimension any change of direction disturbs the key"
-    ]
+        return [
+            f"random spans remove up to {percent(span['control_largest'])}, as the makers' span does: beside so "
+            "large a dimension any change of direction disturbs the key"
+        ]
+    return []
 
 
 def value_average_by(tables: Tables) -> str:
@@ -246,15 +242,16 @@ def value_average_by(tables: Tables) -> str:
     if not {SIZE, DIRECTION, DISTANCE} <= set(made):
         return ""
     size, direction = made[SIZE], made[DIRECTION]
-    by_size, by_direction = (
-        float(one["ci_low"]) > max(LEAST_SHARE, float(one["control_largest"]))
-        for one in (size, direction)
-    )
+    by_size, by_direction = map(_moves_more_than_controls, (size, direction))
     if by_size and by_direction:
         return "both"
-    if by_direction and float(size["ci_high"]) < float(direction["ci_low"]):
+    if by_direction and size["ci_high"] < direction["ci_low"]:
         return "direction"
-    return "size" if by_size and float(direction["ci_high"]) < float(size["ci_low"]) else ""
+    return "size" if by_size and direction["ci_high"] < size["ci_low"] else ""
+
+
+def _moves_more_than_controls(row: Mapping[str, Any]) -> bool:
+    return row["ci_low"] > max(LEAST_SHARE, row["control_largest"])
 
 
 _BY = {
@@ -272,7 +269,7 @@ def _value_average_name(tables: Tables) -> str:
     return "averaging" if by else "its value average"
 
 
-def _value_average_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
+def _value_average_sentences(tables: Tables) -> list[str]:
     made = interventions_by_name(tables)
     if not {SIZE, DIRECTION, DISTANCE} <= set(made):
         return []
@@ -283,31 +280,26 @@ def _value_average_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
     }
     lost = []
     for name, how in edits.items():
-        random = float(made[name]["control_largest"])
+        random = made[name]["control_largest"]
         beside = "" if math.isnan(random) else f" (random directions at most {percent(random)})"
         lost.append(f"{change_text(made[name]['share'], does='lose')} {how}{beside}")
     whole = [
-        one
-        for one in made.values()
-        if one["link"] == "variance_preserved" and bool(one["is_primary"])
+        one for one in made.values() if one["link"] == "variance_preserved" and one["is_primary"]
     ]
     acts = "it is not clear if the value average of the sink token makes the sink"
-    if whole and all(float(one["ci_high"]) < LEAST_SHARE for one in (made[DISTANCE], *whole)):
+    if whole and all(one["ci_high"] < LEAST_SHARE for one in (made[DISTANCE], *whole)):
         acts = "the value average of the sink token does not make the sink"
-    if float(made[DISTANCE]["ci_low"]) > max(LEAST_SHARE, float(made[DISTANCE]["control_largest"])):
+    if _moves_more_than_controls(made[DISTANCE]):
         acts = f"the value average of the sink token makes the sink {_BY[value_average_by(tables)]}"
     return [f"{acts}: the sink {join_and(lost)}"]
 
 
-def _mixer_sentences(tables: Tables, _: Mapping[str, Any]) -> list[str]:
-    table = tables.get("summary")
-    layers = (
-        [] if table is None else table.loc[table["quantity"].eq("mixer_layers"), "value"].tolist()
-    )
-    if not layers:
+def _mixer_sentences(tables: Tables) -> list[str]:
+    layers = summary_values(tables).get("mixer_layers")
+    if layers is None:
         return []
     return [
-        f"isolation takes earlier tokens from the attention alone: the mixers of layers {layers[0]} bring them still"
+        f"isolation takes earlier tokens from the attention alone: the mixers of layers {layers} bring them still"
     ]
 
 
@@ -330,10 +322,7 @@ WORDS: Mapping[str, LinkWords] = {
         does="make",
         does_not="it makes no sink",
         broken="isolating another position {} of one",
-        remarks=lambda tables, own: [
-            *_value_average_sentences(tables, own),
-            *_mixer_sentences(tables, own),
-        ],
+        remarks=lambda tables, _: [*_value_average_sentences(tables), *_mixer_sentences(tables)],
     ),
     "variance_preserved": LinkWords(
         carries_as=lambda _: "what attention writes",

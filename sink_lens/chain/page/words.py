@@ -19,6 +19,7 @@ from sink_lens.chain.links.words import (
     Tables,
     answers_by_link,
     change_text,
+    summary_values,
 )
 from sink_lens.schema import (
     ALL_STEPS,
@@ -89,7 +90,7 @@ def join_phrases(phrases: list[Phrase]) -> str:
 
 
 def _phrases_without_sink(tables: Tables) -> list[Phrase]:
-    values, text = _summary_values(tables), "No position is an attention sink"
+    values, text = summary_values(tables), "No position is an attention sink"
     if "at_token" in values:  # no other was asked about
         text = f"The token {values['at_token']} is no attention sink"
     found = [Phrase("no sink", text, ("heads: sink_rate",))]
@@ -100,8 +101,8 @@ def _phrases_without_sink(tables: Tables) -> list[Phrase]:
     if "marked_tokens" in values:
         count = _int_from_text(values["marked_sequences"])
         share = percent(float(values["marked_attention"]))
-        text = f"Tokens such as {values['marked_tokens']} are sinks in {plural(count, 'sequence')}, see at="
-        text += f": behind them {share} of attention goes to them"
+        text = f"Tokens such as {values['marked_tokens']} are sinks in {plural(count, 'sequence')}, see at=: "
+        text += f"behind them {share} of attention goes to them"
         found.append(Phrase("marked", text, ("summary: marked_tokens, marked_sequences",)))
     if "mixer_layers" in values:
         text = f"What mixers keep of a token, in layers {values['mixer_layers']}, has no key and was not asked"
@@ -114,16 +115,16 @@ def _phrases_without_sink(tables: Tables) -> list[Phrase]:
 
 
 def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phrase]:
-    values, text = _summary_values(tables), f"Position {position} is the attention sink"
+    values, text = summary_values(tables), f"Position {position} is the attention sink"
     rows = ("heads: sink_rate at the position",)
     if "at_token" in values:
         text = f"The token {values['at_token']} is an attention sink"
-    if "aligned_position" in values:
+    aligned, some = "aligned_position" in values, "sequences_with_sink" in values
+    if aligned:
         left = values.get("sequences_uncut")
         but = "" if left is None else f" but the {_int_from_text(left)} left out"
         text = f"Each sequence{but} has its own attention sink"
         rows = ("summary: aligned_position, sequences_uncut",)
-    some = "sequences_with_sink" in values
     share = "" if some else f" ({percent(rate)} of heads)"
     found = [Phrase("sink", f"{text}{share}", rows)]
     if some:
@@ -133,25 +134,20 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
         few = ", too few to test" if count < FEWEST else ""
         text = f"It is in {count} of {whole} sequences, in {percent(rate)} of their heads{few}"
         found.append(Phrase("some", text, ("summary: sequences_with_sink, sink_rate",)))
-    if (
-        "other_sink_positions" in values and "aligned_position" not in values
-    ):  # else they are of cut sequences
-        rest = [str(_int_from_text(one)) for one in str(values["other_sink_positions"]).split(",")]
-        text = f"So {'are positions' if len(rest) > 1 else 'is position'} {join_and(rest, most=4)}"
-        most = "at most " if len(rest) > 1 else ""
-        text += f" ({most}{percent(float(values['other_sink_rate']))} of heads), not studied here"
+    if "other_sink_positions" in values and not aligned:  # else they are of cut sequences
+        rest = [_int_from_text(one) for one in str(values["other_sink_positions"]).split(",")]
+        are, most = ("are positions", "at most ") if len(rest) > 1 else ("is position", "")
+        text = f"So {are} {join_and(rest, most=4)} ({most}{percent(float(values['other_sink_rate']))} of heads), "
+        text += "not studied here"
         found.append(Phrase("others", text, ("summary: other_sink_positions, other_sink_rate",)))
-    if (
-        "marked_tokens" in values and "aligned_position" not in values
-    ):  # else they are such tokens of cut sequences
+    if "marked_tokens" in values and not aligned:  # else they are of cut sequences
         count = plural(_int_from_text(values["marked_sequences"]), "sequence")
         there, here = (
             percent(float(values[name])) for name in ("marked_attention", "attention_behind_marked")
         )
+        at = "the studied token" if "at_token" in values else f"position {position}"
         text = f"In {count} {values['marked_tokens']} is a sink too: behind it {there} of attention goes there, "
-        text += (
-            f"{here} to {'the studied token' if 'at_token' in values else f'position {position}'}"
-        )
+        text += f"{here} to {at}"
         found.append(Phrase("marked", text, ("summary: marked_tokens, marked_attention",)))
     if "sink_logit_rate" in values:
         text = f"In {percent(float(values['sink_logit_rate']))} of heads learned sink logits take the attention"
@@ -165,45 +161,42 @@ def _phrases_with_sink(tables: Tables, rate: float, position: int) -> list[Phras
     if kind in BOUND:
         found.append(Phrase(f"bound: {kind}", BOUND[kind], ("placement: is_sink, not isolated",)))
     if "links" in tables and not len(tables.get("effects", ())):
-        return [
-            *found,
-            Phrase("untested", "What makes it was not tested", ("effects: no rows",)),
-        ]
+        return [*found, Phrase("untested", "What makes it was not tested", ("effects: no rows",))]
     answers = answers_by_link(tables)
     idle = [
         words.no_part
         for words in WORDS.values()
-        if words.no_part is not None
-        and all(
-            answers.get(link, {}).get(name) == "no"
-            for link, asked in words.no_part_asks.items()
-            for name in asked
-        )
+        if words.no_part is not None and _all_answered(answers, words.no_part_asks, ("no",))
     ]
     return [*found, *_carrier_phrases(tables), *_maker_phrases(tables), *idle]
 
 
+def _all_answered(
+    answers: Mapping[str, Mapping[str, str]],
+    asks: Mapping[str, tuple[str, ...]],
+    told: Collection[str],
+) -> bool:
+    return all(
+        answers.get(link, {}).get(name) in told for link, asked in asks.items() for name in asked
+    )
+
+
 def _maker_phrases(tables: Tables) -> list[Phrase]:
     sets = tables.get("maker_sets")
-    rows = (
-        []
-        if sets is None
-        else sets.loc[sets["set"].eq("half") & sets["control_of"].eq("")].to_dict("records")
-    )
-    found = []
-    for row in rows:
+    if sets is None:
+        return []
+    for row in sets.loc[sets["set"].eq("half") & sets["control_of"].eq("")].to_dict("records"):
         if row["target"] == "sink" and is_beyond_chance(row):
-            parts = "one part" if int(row["size"]) == 1 else plural(int(row["size"]), "part")
+            parts = "one part" if row["size"] == 1 else plural(int(row["size"]), "part")
             named = [label_parts(one) for one in str(row.get("parts") or "").split(", ") if one]
             parts += f" ({join_and(named, most=4)})" if named else ""
             text = f"Switching off {parts} removes {percent(float(row['removed']))} of it"
-            stands_on = ("maker_sets: set == half, ci_low above 0 and control_largest",)
-            key, damage = "makers", _damage_clause(row, tables)
-            if damage:
-                key, text = "makers, costly", f"{text} and damages the model itself ({damage})"
-                stands_on += ("effects: masked_loss_nats",)
-            found.append(Phrase(key, text, stands_on))
-    return found[:1]
+            rows = ("maker_sets: set == half, ci_low above 0 and control_largest",)
+            if damage := _damage_clause(row, tables):
+                text += f" and damages the model itself ({damage})"
+                return [Phrase("makers, costly", text, (*rows, "effects: masked_loss_nats"))]
+            return [Phrase("makers", text, rows)]
+    return []
 
 
 def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
@@ -213,8 +206,10 @@ def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
         return ""
     masked, uniform = effects[["masked_loss_nats", "uniform_loss_nats"]].iloc[0]
     beside = {"uniform_loss_nats": uniform, "beyond_masking_nats": row["loss_nats"] - masked}
-    if not is_off_distribution({**row, **beside}):
-        return ""
+    return _cost_text(row) if is_off_distribution({**row, **beside}) else ""
+
+
+def _cost_text(row: Mapping[Any, Any]) -> str:
     return f"loss {signed_change(row['loss_nats'] - row['baseline_loss_nats'], 1)} nats"
 
 
@@ -225,14 +220,12 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
 
     def named(*, last_resort: bool, told: Collection[str] = ("yes",)) -> list[tuple[str, str]]:
         return [
-            (link, words.carries_as(tables))
+            (link, carrier)
             for link, words in WORDS.items()
-            if words.last_resort == last_resort and words.asks and words.carries_as(tables)
-            if all(
-                answers.get(one, {}).get(name) in told
-                for one, asked in words.asks.items()
-                for name in asked
-            )
+            if words.last_resort == last_resort
+            and words.asks
+            and (carrier := words.carries_as(tables))
+            if _all_answered(answers, words.asks, told)
         ]
 
     names = named(last_resort=False)
@@ -247,33 +240,30 @@ def _carrier_phrases(tables: Tables) -> list[Phrase]:
         rows = tuple(
             f"links: {link}, present, necessary_or_sufficient and carries" for link, _ in names
         )
-        what = join_and(name for _, name in names)
-        carry = "carry" if len(names) > 1 or what.endswith(("neurons", "dimensions")) else "carries"
-        text = f"{capitalise(what)} {carry} it"
+        text = f"{_carry_text(names)} it"
         if whole:
             text = f"The whole chain carries it, from {names[0][1]} to {names[-1][1]}"
         found.append(Phrase(keys, text, rows))
     if partly:
         keys = " + ".join(f"part by {link}" for link, _ in partly)
-        carry = (
-            "carry"
-            if len(partly) > 1 or partly[0][1].endswith(("neurons", "dimensions"))
-            else "carries"
-        )
-        text = f"{capitalise(join_and(name for _, name in partly))} {carry} part of it"
-        found.append(Phrase(keys, text, ("links: necessary_or_sufficient or carries is in part",)))
+        rows = ("links: necessary_or_sufficient or carries is in part",)
+        found.append(Phrase(keys, f"{_carry_text(partly)} part of it", rows))
     elif not names:
         found.append(Phrase("nothing shown", "Nothing was shown to carry it", ("links: carries",)))
     for link, words in WORDS.items():
         more = None
         if link in dict(names):
             more = words.named_with(tables)
-        elif "no" in (
-            answers.get(link, {}).get(name) for name in BOTH
-        ):  # undecided is not shown not to carry it
+        elif "no" in (answers.get(link, {}).get(name) for name in BOTH):  # undecided shows nothing
             more = words.named_without(tables)
         found += [] if more is None else [more]
     return found
+
+
+def _carry_text(named: list[tuple[str, str]]) -> str:
+    what = join_and(name for _, name in named)
+    several = len(named) > 1 or what.endswith(("neurons", "dimensions"))
+    return f"{capitalise(what)} {'carry' if several else 'carries'}"
 
 
 def link_remarks(tables: Tables, link: str) -> list[str]:
@@ -291,13 +281,9 @@ def link_remarks(tables: Tables, link: str) -> list[str]:
         said.append(
             f"a control moves as much ({percent(row['control_largest'])}), so that this shows nothing"
         )
-    elif answers["present"] == "yes" and answers["necessary_or_sufficient"] == "no" and own:
+    elif answers["present"] == "yes" and answers[BOTH[0]] == "no" and own:
         said.append(f"{words.stands_out}, but {words.does_not}: {words.broken.format(moved)}")
-    elif (
-        answers["present"] == "no"
-        and answers["necessary_or_sufficient"] in ("yes", "in part")
-        and not why
-    ):
+    elif answers["present"] == "no" and answers[BOTH[0]] in ("yes", "in part") and not why:
         said.append(f"it does not stand out by this statistic, yet {words.broken.format(moved)}")
     return [*said, *words.remarks(tables, {str(name): value for name, value in row.items()})]
 
@@ -311,15 +297,11 @@ def why_undecided(tables: Tables, link: str) -> str:
     if of["verdict"].iloc[0] != "undecided":
         return ""
     necessary, carries = (answers[name] for name in BOTH)
+    words, rows = WORDS.get(link, PLAIN), [_row_that_answers(effects, link, name) for name in BOTH]
     if answers["present"] == "no" and "undecided" not in (necessary, carries):
-        share = _row_that_answers(effects, link, BOTH[0]).get("share", math.nan)
-        words = WORDS.get(link, PLAIN)
-        moved = change_text(share, does=words.does)
+        moved = change_text(rows[0].get("share", math.nan), does=words.does)
         return f"it does not stand out when it is measured, yet {words.broken.format(moved)}"
-    rows = {name: _row_that_answers(effects, link, name) for name in BOTH}
-    damages = next(
-        (said for row in rows.values() if (said := _damage_sentence(tables, link, row))), ""
-    )
+    damages = next((said for row in rows if (said := _damage_sentence(tables, link, row))), "")
     if answers["present"] == "undecided":
         own = of.loc[of["is_primary"].eq(True)] if "is_primary" in of else of
         close, first = "what was measured is too close to its floor to tell", own.iloc[0]
@@ -330,14 +312,11 @@ def why_undecided(tables: Tables, link: str) -> str:
         return f"{close}, and {damages}" if damages else close
     if "undecided" not in (necessary, carries):
         return "breaking it removes the sink, yet ablating what it leads to does not, so there is another path"
-    first = necessary == "undecided"
-    row, floor = (rows[BOTH[0]], INTERVENTION_FLOOR) if first else (rows[BOTH[1]], ANOTHER_PATH)
+    row, floor, breaking, do = rows[1], ANOTHER_PATH, "ablating what it leads to", "remove"
+    if necessary == "undecided":
+        row, floor, breaking, do = rows[0], INTERVENTION_FLOOR, words.breaking, words.does
     if not row:
         return "there was nothing to intervene on"
-    words = WORDS.get(link, PLAIN)
-    breaking, do = (
-        (words.breaking, words.does) if first else ("ablating what it leads to", "remove")
-    )
     if math.isnan(row["ci_low"]):
         return "one sequence gives no interval"
     if not row.get("baseline_sink_mass", 1.0) - row.get("uniform_sink_mass", 0.0) >= LEAST_SINK:
@@ -347,9 +326,8 @@ def why_undecided(tables: Tables, link: str) -> str:
     if "not calibrated" in set(of.get("floors", ())):
         return f"{breaking} may {do} less than the floor that was asked for, or than a random control does"
     control = row.get("control_largest", math.nan)
-    bars = {f"{percent(one)} of the sink": one for one in (LEAST_SHARE, floor)} | {
-        "a random control does": control
-    }
+    bars = {f"{percent(one)} of the sink": one for one in (LEAST_SHARE, floor)}
+    bars["a random control does"] = control
     within = [name for name, bar in bars.items() if row["ci_low"] <= bar <= row["ci_high"]]
     if not within:  # its intervention is clear, and what it is measured on does not tell sinks
         return "the sequences are too short to tell of a sink"
@@ -366,25 +344,23 @@ def _damage_sentence(tables: Tables, link: str, row: Mapping[str, Any]) -> str:
     """Say that an edit damages the model, and which path could decide the link; empty if it does not."""
     if not row or not is_off_distribution(row):
         return ""
-    cost = row["loss_nats"] - row["baseline_loss_nats"]
-    said = f"this edit damages the model itself (loss {signed_change(cost, 1)} nats)"
+    said = f"this edit damages the model itself ({_cost_text(row)})"
     ends, paths = WORDS.get(link, PLAIN).gentler, tables.get("paths")
     if ends is None or paths is None:
         return said
+    source, target = ends
     found = paths.loc[
-        paths["source"].eq(ends[0]) & paths["target"].eq(ends[1]) & paths["through"].eq("")
+        paths["source"].eq(source) & paths["target"].eq(target) & paths["through"].eq("")
     ]
+    if found["read_step"].nunique() > 1:
+        found = found.loc[found["read_step"].ne(ALL_STEPS)]
     shares = [
         f"{percent(one['share'])} {interval_text(one['ci_low'], one['ci_high'], shown=percent)}"
-        for one in found.loc[
-            found["read_step"].ne(ALL_STEPS) | (found["read_step"].nunique() == 1)
-        ].to_dict("records")
+        for one in found.to_dict("records")
     ]
-    return (
-        f"{said}; the path {ends[0]} → {ends[1]} could decide ({join_and(shares)} of the sink)"
-        if shares
-        else said
-    )
+    if shares:
+        said += f"; the path {source} → {target} could decide ({join_and(shares)} of the sink)"
+    return said
 
 
 def is_off_distribution(row: Mapping[Any, Any]) -> bool:
@@ -410,33 +386,23 @@ def _int_from_text(value: object) -> int:
     return int(float(str(value)))
 
 
-def _summary_values(tables: Tables) -> dict[str, Any]:
-    table = tables.get("summary")
-    return {} if table is None else dict(zip(table["quantity"], table["value"], strict=True))
-
-
 def binding_sentence(kind: str, *, bos: bool) -> str:
     said = BOUND.get(kind) or _UNBOUND[kind]
     return said if bos else f"{said}; there is no BOS token to try"
 
 
 def makers_comparison(frames: Mapping[str, pd.DataFrame]) -> str:
-    sets = frames["maker_sets"].loc[lambda table: table["control_of"] == ""].set_index("set")
-    if "all makers" not in sets.index:
+    table = frames["maker_sets"]
+    sets = table.loc[table["control_of"] == ""].set_index("set").to_dict("index")
+    own, theirs = sets.get("all makers"), sets.get("super neurons")
+    if own is None:
         return "no set of parts that write to this position removes half of it: what makes it was not found"
-    made = set(sets.loc["all makers", "parts"].split(", "))
-    supers = (
-        set(sets.loc["super neurons", "parts"].split(", "))
-        if "super neurons" in sets.index
-        else set()
-    )
-    own, target = float(sets.loc["all makers", "removed"]), sets.loc["all makers", "target"]
-    if not supers:
-        return f"there are no super neurons by contribution; the makers remove {percent(own)} of the {target}"
-    theirs = float(sets.loc["super neurons", "removed"])
-    both = len(made & supers)
-    text = f"{both} of {len(made)} makers are among the {plural(len(supers), 'super neuron')} by contribution; the"
-    text += f" makers remove {percent(own)} of the {target}, the super neurons {percent(theirs)}"
-    if abs(own - theirs) > _VIEWS_DIFFER:
+    removed = f"the makers remove {percent(own['removed'])} of the {own['target']}"
+    if theirs is None:
+        return f"there are no super neurons by contribution; {removed}"
+    made, supers = (set(one["parts"].split(", ")) for one in (own, theirs))
+    text = f"{len(made & supers)} of {len(made)} makers are among the {plural(len(supers), 'super neuron')} by "
+    text += f"contribution; {removed}, the super neurons {percent(theirs['removed'])}"
+    if abs(own["removed"] - theirs["removed"]) > _VIEWS_DIFFER:
         text += ": the two methods disagree; believe the ablation"
     return text
