@@ -109,7 +109,7 @@ def test_a_node_between_the_growth_steps_joins_them(tmp_path):
 
 def test_a_branch_starts_again_from_its_node(tmp_path):
     with_links(tmp_path / "run", BRANCH)
-    assert [row.link for row in link_rows(read_run(tmp_path / "run")) if row.primary] == [
+    assert [row.link for row in link_rows(read_run(tmp_path / "run"))] == [
         *LINKS,
         "sink_output",
     ]
@@ -127,7 +127,7 @@ def test_what_keeps_a_link_undecided_stands_under_its_claim(tmp_path):
     at = {"control_largest": 0.01, "read_layers": "0-3", "position": 0, "baseline_sink_mass": 0.5}
     frames["effects"] = frames["effects"].assign(ci_low=0.1, ci_high=0.9, **at)
     folder = traced(tmp_path / "run", frames=frames)
-    rows = {row.link: row for row in link_rows(read_run(folder)) if row.primary}
+    rows = {row.link: row for row in link_rows(read_run(folder))}
     assert len(rows["variance_neurons"].remarks) == 1
     assert (
         rows["variance_neurons"]

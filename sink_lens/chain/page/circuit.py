@@ -16,22 +16,22 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.chain.page import picture
-from sink_lens.chain.page.story import (
+from ...files import parse_json
+from ...records import Run
+from ...report import diagram, sketches
+from ...report.diagram import Style
+from ...report.drawable import Drawable
+from ...report.patterns import studied_position
+from ...schema import DIRECTION, DISTANCE, SIZE
+from ...text import safe_line
+from . import picture
+from .story import (
     PATH_COLUMNS,
     NamedLink,
     find_story,
     named_links,
     paths_after_their_step,
 )
-from sink_lens.files import parse_json
-from sink_lens.records import Run
-from sink_lens.report import diagram, sketches
-from sink_lens.report.diagram import Style
-from sink_lens.report.drawable import Drawable
-from sink_lens.report.patterns import studied_position
-from sink_lens.schema import DIRECTION, DISTANCE, SIZE
-from sink_lens.text import safe_line
 
 NODE_COLUMNS = ("id", "kind", "step", "layers", "label", "detail", "quantity", "value")
 EDGE_COLUMNS = (

@@ -8,8 +8,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sink_lens.report.patterns import layer_head_grid
-from sink_lens.report.style import (
+from ...report.patterns import layer_head_grid
+from ...report.style import (
     BLUE,
     COLOURS,
     FONT,
@@ -29,8 +29,8 @@ from sink_lens.report.style import (
     set_integer_ticks,
     without_formulas,
 )
-from sink_lens.schema import ALL_STEPS, FROZEN
-from sink_lens.text import as_text, layers_in_words, neuron_name
+from ...schema import ALL_STEPS, FROZEN
+from ...text import as_text, layers_in_words, neuron_name
 
 _RASTER_FROM = 800
 """Scatter plots of more points are drawn as an image."""

@@ -4,8 +4,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from sink_lens.chain.links.words import MEANINGS
-from sink_lens.chain.page.story import (
+from ...records import Run
+from ...report.offline import template_environment
+from ...report.page import FirstScreen, Judged, try_make
+from ...schema import ERROR_RATES, QUESTIONS, VERDICTS
+from ...text import name_in_words
+from ..links.words import MEANINGS
+from .story import (
     LinkRow,
     headline_numbers,
     link_rows,
@@ -13,11 +18,6 @@ from sink_lens.chain.page.story import (
     title,
     verdict_counts_text,
 )
-from sink_lens.records import Run
-from sink_lens.report.offline import template_environment
-from sink_lens.report.page import FirstScreen, Judged, try_make
-from sink_lens.schema import ERROR_RATES, QUESTIONS, VERDICTS
-from sink_lens.text import name_in_words
 
 
 def first_screen(run: Run) -> FirstScreen:
@@ -69,18 +69,14 @@ def word_meanings(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def _judged_links(run: Run, links: Sequence[LinkRow]) -> tuple[Judged, ...]:
-    rows = {row.link: row for row in reversed(links) if row.primary}
-    judged = []
+    rows, judged = {row.link: row for row in links}, []
     for link in named_links(run):
-        row = rows.get(link.name)
-        verdict, why = "not measured", ""
+        row, verdict, why = rows.get(link.name), "not measured", ""
         if row is not None:
-            moved = (
-                f"; intervention {row.intervention_share} {row.intervention_interval}"
-                if row.intervention
-                else ""
-            )
-            measured = f": {row.statistic} {row.value} {row.interval}" if row.statistic else ""
-            verdict, why = row.verdict, f"{measured}{moved}".rstrip()
-        judged.append(Judged(key=link.name, name=link.in_words, verdict=verdict, why=why))
+            verdict = row.verdict
+            if row.statistic:
+                why = f": {row.statistic} {row.value} {row.interval}"
+            if row.intervention:
+                why += f"; intervention {row.intervention_share} {row.intervention_interval}"
+        judged.append(Judged(key=link.name, name=link.in_words, verdict=verdict, why=why.rstrip()))
     return tuple(judged)

@@ -15,10 +15,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Polygon
 from matplotlib.transforms import Bbox
 
-from sink_lens.chain.links.words import PLAIN, WORDS, change_texts
-from sink_lens.errors import InputError, RunError
-from sink_lens.report.diagram import Style, fill_lines
-from sink_lens.report.style import (
+from ...errors import InputError, RunError
+from ...report.diagram import Style, fill_lines
+from ...report.style import (
     BLUE,
     BOX,
     FAINT,
@@ -29,8 +28,9 @@ from sink_lens.report.style import (
     new_figure,
     without_formulas,
 )
-from sink_lens.schema import VERDICTS
-from sink_lens.text import percent, plural, safe_line
+from ...schema import VERDICTS
+from ...text import percent, plural, safe_line
+from ..links.words import PLAIN, WORDS, change_texts
 
 LINES: Mapping[str, tuple[str, Any]] = {
     "holds": (GREEN, "solid"),

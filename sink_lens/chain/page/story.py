@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -9,11 +10,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from sink_lens.chain.page import words as findings
-from sink_lens.records import Run
-from sink_lens.report.patterns import sink_rate_by_position
-from sink_lens.schema import ALL_STEPS, NOT_IN_BASIS, QUESTIONS, VERDICTS
-from sink_lens.text import (
+from ...records import Run
+from ...report.patterns import sink_rate_by_position
+from ...schema import ALL_STEPS, NOT_IN_BASIS, QUESTIONS, VERDICTS
+from ...stats import sort_by_magnitude
+from ...text import (
     as_text,
     capitalise,
     interval_text,
@@ -27,6 +28,7 @@ from sink_lens.text import (
     safe_line,
     signed_change,
 )
+from . import words as findings
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,6 @@ class Story:
     """Sequences that have the sink, and all; None if all of them have it."""
     threshold: float | None
     min_sink_rate: float
-    dimensions: list[int] | None
     lasting: list[int] | None
     """The outlier dimensions that stand out after more than one layer; all of them if none lasts that long."""
     steps: list[tuple[int, int, float]] | None
@@ -111,61 +112,44 @@ _NEEDED = {
 def has_interventions(run: Run) -> bool:
     """Check whether interventions were switched on, and there is a sink to remove."""
     links = run.optional("links", columns=["verdict"])
-    without = (
-        links is not None and bool(links["verdict"].eq("not applicable").all()) and len(links) > 0
-    )
+    without = links is not None and set(links["verdict"]) == {"not applicable"}
     return bool(run.config.get("interventions")) and not without
 
 
 def headline(story: Story) -> list[str]:
     sentences, at = [], story.studied
     if story.to_no_key is not None:
-        said = (
-            f"{percent(story.to_no_key)} of attention goes to no key: with this attention function"
-        )
-        sentences.append(f"{said} no sink is needed to attend to nothing.")
+        said = f"{percent(story.to_no_key)} of attention goes to no key: with this attention function no sink is "
+        sentences.append(f"{said}needed to attend to nothing.")
     if story.others:
-        are = (
-            "Another sink is at position"
-            if len(story.others) == 1
-            else "Other sinks are at positions"
-        )
+        several = len(story.others) > 1
+        are = "Other sinks are at positions" if several else "Another sink is at position"
         sentences.append(f"{are} {join_and(story.others)}.")
-    if story.dimensions is not None:
-        names = join_and(story.lasting or (), most=4)
-        many = len(story.lasting or ()) > 1
-        said = f"Outlier dimension{'s' * many} at {at}: {names}."
-        sentences.append(said if story.dimensions else f"No outlier dimension at {at}.")
+    if story.lasting:
+        s = "s" * (len(story.lasting) > 1)
+        sentences.append(f"Outlier dimension{s} at {at}: {join_and(story.lasting, most=4)}.")
+    elif story.lasting is not None:
+        sentences.append(f"No outlier dimension at {at}.")
     if story.steps is not None:
         grown = [
             f"{layers_in_words(first, last)} (×{as_text(factor)})"
             for first, last, factor in story.steps
         ]
-        grows = (
-            f"grows in {plural(len(grown), 'step')}: {join_and(grown)}"
-            if grown
-            else "has no growth step"
-        )
+        grows = f"grows in {plural(len(grown), 'step')}: {join_and(grown)}"
+        grows = grows if grown else "has no growth step"
         sentences.append(f"The norm at {at}, over that of other tokens, {grows}.")
-    if story.super_neurons is not None:
-        found = story.super_neurons
-        said = (
-            f"{plural(len(found), 'super neuron')}: {join_and(found)}."
-            if found
-            else "No super neuron was found."
-        )
-        sentences.append(said)
+    if found := story.super_neurons:
+        sentences.append(f"{plural(len(found), 'super neuron')}: {join_and(found)}.")
+    elif found is not None:
+        sentences.append("No super neuron was found.")
     return sentences
 
 
 def ablation_sample_text(run: Run) -> str:
     tested = int(run.config.get("intervention_sequences") or 0)
-    apart = (_sequences_studied(run) or 0) > tested
-    return (
-        "sequences that were not used to choose them"
-        if apart
-        else "the sequences that were used to choose them"
-    )
+    if (_sequences_studied(run) or 0) > tested:
+        return "sequences that were not used to choose them"
+    return "the sequences that were used to choose them"
 
 
 def _sequences_studied(run: Run) -> int | None:
@@ -184,17 +168,15 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
     """Return (number, meaning) for the first screen, such as "87%" and "of heads have the sink at position 0"."""
     story, found = find_story(run), []
     if story.sink_rate is not None:
-        over = (
-            "a threshold (not recorded)"
-            if story.threshold is None
-            else f"threshold {story.threshold:g}"
-        )
-        n = _sequences_studied(run)
+        n, has = _sequences_studied(run), f"have the sink at {story.studied}, at "
+        if story.threshold is None:
+            has += "a threshold (not recorded)"
+        elif story.is_sink:
+            has += f"threshold {story.threshold:g}"
+        else:
+            has = f"have a sink score above {story.threshold:g} at {story.studied}"
         where = "" if n is None else f", in {plural(n, 'sequence')}"
         where = where if story.having is None else ", in {} of {} sequences".format(*story.having)
-        has = f"have the sink at {story.studied}, at {over}"
-        if not story.is_sink and story.threshold is not None:
-            has = f"have a sink score above {story.threshold:g} at {story.studied}"
         bounds = interval_text(*(story.sink_interval or (np.nan, np.nan)), shown=percent)
         found.append((f"{story.sink_rate:.0%}", f"of heads {has}{where} {bounds}".rstrip()))
     columns = [
@@ -211,37 +193,26 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
     ]
     makers = run.optional("maker_sets", columns=columns)
     if makers is not None:
-        for row in makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")].to_dict(
-            "records"
-        ):
+        half = makers.loc[makers["set"].eq("half") & makers["control_of"].eq("")]
+        for row in half.to_dict("records"):
             parts = join_and(label_parts(row["parts"]).split(", "), most=3)
-            are = "is" if row["size"] == 1 else "are"
+            are, largest = "is" if row["size"] == 1 else "are", row["control_largest"]
             bounds = interval_text(row["ci_low"], row["ci_high"], shown=percent)
-            random = (
-                ""
-                if np.isnan(row["control_largest"])
-                else f"; random parts: at most {percent(row['control_largest'])}"
-            )
+            random = "" if np.isnan(largest) else f"; random parts: at most {percent(largest)}"
             lost = _TARGETS.get(row["target"], f"the {row['target']}")
             what = f"of {lost} is lost if {parts} {are} ablated"
-            found.append(
-                (
-                    percent(row["removed"]),
-                    f"{what} ({bounds}, {plural(row['n'], 'sequence')}{random})",
-                )
-            )
+            what += f" ({bounds}, {plural(row['n'], 'sequence')}{random})"
+            found.append((percent(row["removed"]), what))
     elif story.super_neurons:
         number, _, noun = plural(len(story.super_neurons), "super neuron").partition(" ")
         found.append((number, f"{noun}, {join_and(story.super_neurons, most=3)}"))
-    effects = run.optional("effects", columns=["baseline_loss_nats", "masked_loss_nats"])
-    if (
-        effects is not None
-        and len(effects)
-        and np.isfinite(effects["masked_loss_nats"].to_numpy(float)[0])
-    ):
-        before, masked = effects[["baseline_loss_nats", "masked_loss_nats"]].to_numpy(float)[0]
-        what = "nats of loss when later tokens cannot attend to it"
-        found.append((signed_change(masked - before, 2), what))
+    losses = ["baseline_loss_nats", "masked_loss_nats"]
+    effects = run.optional("effects", columns=losses)
+    if effects is not None and len(effects):
+        before, masked = effects[losses].to_numpy(float)[0]
+        if np.isfinite(masked):
+            what = "nats of loss when later tokens cannot attend to it"
+            found.append((signed_change(masked - before, 2), what))
     return found
 
 
@@ -250,14 +221,14 @@ def verdict_counts_text(verdicts: dict[str, str]) -> str:
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
     if counts["not applicable"] == len(verdicts) > 0:
         return "There is no sink for the chain to lead to, so no link is judged; what was measured is shown."
-    untested = counts["present, not tested"] + counts["absent"]
     parts = [f"{count} {_COUNTED[name][count > 1]}" for name, count in counts.items() if count]
     if parts:
         first, _, rest = parts[0].partition(" ")
         parts[0] = f"{first} of {len(verdicts)} links {rest}"
-    if untested:
-        return f"{join_and(parts)}. No link was tested: without interventions nothing says that one causes the next."
-    return f"{join_and(parts)}."
+    said = f"{join_and(parts)}."
+    if counts["present, not tested"] + counts["absent"]:
+        said += " No link was tested: without interventions nothing says that one causes the next."
+    return said
 
 
 _COUNTED = {
@@ -296,10 +267,7 @@ class NamedLink:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRow:
-    """One statistic of a link, as texts for the cells of the page's table.
-
-    Claim, measured, intervention, answers and remarks are given on the primary statistic only.
-    """
+    """A link, with its primary statistic and its intervention, as texts for the cells of the page's table."""
 
     link: str
     title: str
@@ -307,13 +275,11 @@ class LinkRow:
     verdict: str
     measured: str = ""
     """Verdict of what was measured, if the link's own is not applicable."""
-    primary: bool = True
     statistic: str = ""
     value: str = ""
     interval: str = ""
     nulls: tuple[tuple[str, str], ...] = ()
     criterion: str = ""
-    """Empty where it is the link's again."""
     intervention: str = ""
     intervention_share: str = ""
     intervention_interval: str = ""
@@ -338,11 +304,10 @@ def find_story(run: Run) -> Story:
     model = run.provenance.get("model") or run.config.get("model") or "a model without a name"
     minimum = recorded_number(run, "min_sink_rate") or 0.05
     rates = sink_rate_by_position(run)
-    position = next(iter(rates), None)
-    rate = None if position is None else rates[position]
+    position, rate = next(iter(rates.items()), (None, None))
     others = tuple(place for place in rates if place != position and rates[place] >= minimum)
     summary = run.optional("summary", columns=["quantity", "value", "ci_low", "ci_high"])
-    bounds = having = to_no_key = None
+    bounds = having = to_no_key = found = lasting = supers = None
     cut = False
     if summary is not None:
         values = dict(zip(summary["quantity"], summary["value"], strict=True))
@@ -351,13 +316,12 @@ def find_story(run: Run) -> Story:
         if "attention_to_no_key" in values:
             to_no_key = float(values["attention_to_no_key"])
         if "sequences_with_sink" in values:
-            having = (
-                int(float(values["sequences_with_sink"])),
-                int(float(values["sequences_asked"])),
-            )
-        for row in summary.loc[summary["quantity"] == "sink_rate"].to_dict("records"):
-            if rate is not None:
-                rate, bounds = float(row["value"]), (float(row["ci_low"]), float(row["ci_high"]))
+            with_sink, asked = values["sequences_with_sink"], values["sequences_asked"]
+            having = int(float(with_sink)), int(float(asked))
+        own = summary.loc[summary["quantity"] == "sink_rate", ["value", "ci_low", "ci_high"]]
+        if rate is not None and len(own):
+            rate, low, high = map(float, own.iloc[-1])
+            bounds = low, high
     step_columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
     steps = run.optional("growth_steps", columns=step_columns)
     dimensions = run.optional(
@@ -366,12 +330,19 @@ def find_story(run: Run) -> Story:
     neurons = run.optional(
         "neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"]
     )
-    found = dims = None
     if steps is not None:
         rows = steps[step_columns].itertuples(index=False)
         found = [(int(first), int(last), after / before) for first, last, before, after in rows]
     if dimensions is not None:
-        dims = _outlier_dimensions(dimensions, position)
+        marked = _marked_rows(dimensions, "is_outlier", position)
+        counts = Counter(marked["dimension"].to_numpy(float).astype(int).tolist())
+        dims = sorted(counts, key=lambda one: (-counts[one], one))
+        lasting = [one for one in dims if counts[one] > 1] or dims
+    if neurons is not None:
+        marked = _marked_rows(neurons, "is_super", position)
+        marked = sort_by_magnitude(marked, "contribution")
+        names = marked[["layer", "neuron"]].itertuples(index=False)
+        supers = list(dict.fromkeys(neuron_name(layer, neuron) for layer, neuron in names))
     return Story(
         model=str(model),
         position=position,
@@ -381,37 +352,17 @@ def find_story(run: Run) -> Story:
         having=having,
         threshold=recorded_number(run, "threshold"),
         min_sink_rate=minimum,
-        dimensions=dims,
-        lasting=None
-        if dimensions is None
-        else _outlier_dimensions(dimensions, position, layers=2) or dims,
+        lasting=lasting,
         steps=found,
-        super_neurons=None if neurons is None else _super_neuron_names(neurons, position),
+        super_neurons=supers,
         to_no_key=to_no_key,
         cut=cut,
     )
 
 
-def _outlier_dimensions(
-    dimensions: pd.DataFrame, position: int | None, *, layers: int = 1
-) -> list[int]:
-    """Return the outliers of ``layers`` layers or more, those of most layers first."""
-    table = (
-        dimensions if position is None else dimensions.loc[dimensions["sink_position"] == position]
-    )
-    dimension = table.loc[table["is_outlier"].eq(True), "dimension"].to_numpy(float).astype(int)
-    names, counts = np.unique(dimension, return_counts=True)
-    names, counts = names[counts >= layers], counts[counts >= layers]
-    return [int(name) for name in names[np.argsort(-counts, kind="stable")]]
-
-
-def _super_neuron_names(neurons: pd.DataFrame, position: int | None) -> list[str]:
-    table = neurons if position is None else neurons.loc[neurons["sink_position"] == position]
-    table = table.loc[table["is_super"].eq(True)].sort_values(
-        "contribution", key=abs, ascending=False, kind="stable"
-    )
-    names = table[["layer", "neuron"]].itertuples(index=False)
-    return list(dict.fromkeys(neuron_name(layer, neuron) for layer, neuron in names))
+def _marked_rows(table: pd.DataFrame, column: str, position: int | None) -> pd.DataFrame:
+    marked = table.loc[table[column].eq(True)]
+    return marked if position is None else marked.loc[marked["sink_position"] == position]
 
 
 def named_links(run: Run) -> list[NamedLink]:
@@ -419,12 +370,10 @@ def named_links(run: Run) -> list[NamedLink]:
     table = run.optional("chain", columns=["order", "link", "source", "target", "sentence"])
     if table is None:
         return []
-    rows = table.sort_values("order").to_dict("records")
+    rows = table.sort_values("order")[["link", "source", "target", "sentence"]]
     return [
-        NamedLink(
-            name=row["link"], source=row["source"], target=row["target"], sentence=row["sentence"]
-        )
-        for row in rows
+        NamedLink(name=name, source=source, target=target, sentence=sentence)
+        for name, source, target, sentence in rows.itertuples(index=False)
     ]
 
 
@@ -451,7 +400,7 @@ def paths_after_their_step(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def link_rows(run: Run) -> list[LinkRow]:
-    """Return a row for each statistic of each link, in the order of the chain."""
+    """Return a row for each link, in the order of the chain."""
     columns = [
         "link",
         "statistic",
@@ -469,8 +418,9 @@ def link_rows(run: Run) -> list[LinkRow]:
     shown = []
     for name in dict.fromkeys([*known, *(str(row["link"]) for row in rows)]):
         own = [row for row in rows if row["link"] == name]
+        texts = effects.get(name, {})
         remarks = tuple(f"{capitalise(one)}." for one in findings.link_remarks(frames, name))
-        shown += _rows_of_link(name, own, link=known.get(name), effects=effects, remarks=remarks)
+        shown.append(_row_of_link(name, own, link=known.get(name), texts=texts, remarks=remarks))
     return shown
 
 
@@ -507,61 +457,49 @@ def _loss_text(row: Mapping[Any, Any]) -> str:
     return f"{before:.2f} → {after:.2f} ({signed_change(after - before, 2)})" if known else ""
 
 
-def _rows_of_link(
+def _row_of_link(
     name: str,
     rows: list[dict[str, Any]],
     *,
     link: NamedLink | None,
-    effects: Mapping[str, dict[str, str]],
+    texts: Mapping[str, str],
     remarks: tuple[str, ...],
-) -> list[LinkRow]:
+) -> LinkRow:
     claim, title = (
         ("", name_in_words(safe_line(name))) if link is None else (link.sentence, link.in_words)
     )
     if not rows:
-        return [LinkRow(link=safe_line(name), title=title, claim=claim, verdict=_NOT)]
+        return LinkRow(link=safe_line(name), title=title, claim=claim, verdict=_NOT)
     rows = sorted(rows, key=lambda row: not row.get("is_primary", True))
     own = {row["verdict"] for row in rows if _safe_text(row["verdict"])}
-    verdict = "mixed" if len(own) > 1 else safe_line(next(iter(own), _NOT))
-    shown: list[LinkRow] = []
-    for statistic in dict.fromkeys(row["statistic"] for row in rows):
-        of = [row for row in rows if row["statistic"] == statistic]
-        first, primary = of[0], not shown
-        is_share = str(statistic).endswith("_share")
-        nulls = [
-            (name_in_words(_safe_text(row["null_name"])), as_text(row["null_value"]))
-            for row in of
-            if not (is_share and abs(row["null_value"]) > 1)  # no null of a share is over 1
-        ]
-        criterion, decided = _safe_text(first["criterion"]), _safe_text(first["verdict"])
-        criterion = re.sub(r"\b\w+_\w+\b", lambda found: name_in_words(found[0]), criterion)
-        shown.append(
-            LinkRow(
-                link=safe_line(name),
-                title=title,
-                claim=claim if primary else "",
-                verdict=verdict,
-                primary=primary,
-                statistic=name_in_words(_safe_text(statistic)),
-                value=as_text(first["value"]),
-                interval=interval_text(first["ci_low"], first["ci_high"]),
-                nulls=tuple(null for null in nulls if null[0] not in ("", "none")),
-                criterion=criterion
-                if primary or first["criterion"] != rows[0]["criterion"]
-                else "",
-                measured=_safe_text(first.get("measured"))
-                if primary and decided == "not applicable"
-                else "",
-                answers=tuple(
-                    (name_in_words(one), _safe_text(first[one]))
-                    for one in QUESTIONS
-                    if primary and _safe_text(first.get(one))
-                ),
-                remarks=remarks if primary else (),
-                **(effects.get(name, {}) if primary else {}),
-            )
-        )
-    return shown
+    first, statistic = rows[0], rows[0]["statistic"]
+    is_share = str(statistic).endswith("_share")
+    nulls = [
+        (name_in_words(_safe_text(row["null_name"])), as_text(row["null_value"]))
+        for row in rows
+        if row["statistic"] == statistic
+        and not (is_share and abs(row["null_value"]) > 1)  # no null of a share is over 1
+    ]
+    measured = _safe_text(first.get("measured"))
+    return LinkRow(
+        link=safe_line(name),
+        title=title,
+        claim=claim,
+        verdict="mixed" if len(own) > 1 else safe_line(next(iter(own), _NOT)),
+        measured=measured if _safe_text(first["verdict"]) == "not applicable" else "",
+        statistic=name_in_words(_safe_text(statistic)),
+        value=as_text(first["value"]),
+        interval=interval_text(first["ci_low"], first["ci_high"]),
+        nulls=tuple(null for null in nulls if null[0] not in ("", "none")),
+        criterion=re.sub(
+            r"\b\w+_\w+\b", lambda found: name_in_words(found[0]), _safe_text(first["criterion"])
+        ),
+        answers=tuple(
+            (name_in_words(one), said) for one in QUESTIONS if (said := _safe_text(first.get(one)))
+        ),
+        remarks=remarks,
+        **texts,
+    )
 
 
 def _safe_text(value: Any) -> str:

@@ -5,18 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pandas as pd
 
-from sink_lens.chain.page.story import (
-    PATH_COLUMNS,
-    ablation_sample_text,
-    find_story,
-    format_edit_name,
-    has_interventions,
-    named_links,
-    paths_after_their_step,
-)
-from sink_lens.errors import RunError
-from sink_lens.records import Run
-from sink_lens.report.page import (
+from ...errors import RunError
+from ...records import Run
+from ...report.page import (
     INTERVALS,
     Listed,
     PageTable,
@@ -25,9 +16,18 @@ from sink_lens.report.page import (
     rest_note,
     table_maker,
 )
-from sink_lens.report.patterns import studied_position
-from sink_lens.stats import sort_by_magnitude
-from sink_lens.text import capitalise, label_parts, name_in_words, percent, signed_change
+from ...report.patterns import studied_position
+from ...stats import sort_by_magnitude
+from ...text import capitalise, label_parts, name_in_words, percent, signed_change
+from .story import (
+    PATH_COLUMNS,
+    ablation_sample_text,
+    find_story,
+    format_edit_name,
+    has_interventions,
+    named_links,
+    paths_after_their_step,
+)
 
 _MOST_NEURONS = 8
 

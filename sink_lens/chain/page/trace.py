@@ -6,9 +6,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from sink_lens.chain.page import circuit, figures
-from sink_lens.chain.page.first_screen import first_screen
-from sink_lens.chain.page.story import (
+from ...errors import RunError
+from ...records import Run
+from ...report.page import Drawn, Page, has_table, paper_figure, table_reader
+from ...report.patterns import embed_patterns, studied_position
+from ...schema import ANOTHER_PATH
+from ...stats import sort_by_magnitude
+from ...text import as_text, head_name, interval_text, plural
+from . import circuit, figures
+from .first_screen import first_screen
+from .story import (
     Story,
     find_story,
     has_interventions,
@@ -16,14 +23,7 @@ from sink_lens.chain.page.story import (
     recorded_number,
     title,
 )
-from sink_lens.chain.page.tables import TABLES, read_intervention_table
-from sink_lens.errors import RunError
-from sink_lens.records import Run
-from sink_lens.report.page import Drawn, Page, has_table, paper_figure, table_reader
-from sink_lens.report.patterns import embed_patterns, studied_position
-from sink_lens.schema import ANOTHER_PATH
-from sink_lens.stats import sort_by_magnitude
-from sink_lens.text import as_text, head_name, interval_text, plural
+from .tables import TABLES, read_intervention_table
 
 _MOST_POSITIONS = 200
 _LEAST_ADDED = 0.01

@@ -11,17 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from sink_lens.chain.links.words import (
-    BOTH,
-    PLAIN,
-    WORDS,
-    Phrase,
-    Tables,
-    answers_by_link,
-    change_text,
-    summary_values,
-)
-from sink_lens.schema import (
+from ...schema import (
     ALL_STEPS,
     ANOTHER_PATH,
     COSTLY,
@@ -30,7 +20,7 @@ from sink_lens.schema import (
     LEAST_SINK,
     TELLING_LOSS,
 )
-from sink_lens.text import (
+from ...text import (
     capitalise,
     interval_text,
     join_and,
@@ -38,6 +28,16 @@ from sink_lens.text import (
     percent,
     plural,
     signed_change,
+)
+from ..links.words import (
+    BOTH,
+    PLAIN,
+    WORDS,
+    Phrase,
+    Tables,
+    answers_by_link,
+    change_text,
+    summary_values,
 )
 
 MOST_WORDS = 45
