@@ -116,27 +116,24 @@ def chain_circuit(run: Run) -> ChainCircuit:
     effects = run.optional(
         "effects", columns=["link", "share", "ci_low", "ci_high", "control_share", "is_primary"]
     )
-    primary = [] if effects is None else _row_dicts(effects.loc[effects["is_primary"].eq(True)])
+    primary: list[Any] = []
+    if effects is not None:
+        primary = effects.loc[effects["is_primary"].eq(True)].to_dict("records")
     effect_of = {row["link"]: row for row in primary}
     growth_steps = _read_growth_steps(run)
-    kinds = list(
-        dict.fromkeys(_node_kind(node) for link in joined for node in (link.source, link.target))
-    )
+    kinds = [_node_kind(node) for link in joined for node in (link.source, link.target)]
     nodes = [
         *_shared_nodes(position, joined=joined, links=links),
         *_step_nodes(run, position, growth_steps=growth_steps, threshold=story.threshold or 0.3),
     ]
-    nodes = sorted(
-        (node for node in nodes if node["kind"] in kinds),
-        key=lambda node: kinds.index(node["kind"]),
-    )
-    known = {str(node["id"]) for node in nodes}
-    paths = (
-        edge
-        for edge in _path_edges(run, growth_steps=growth_steps)
-        if {edge["source"], edge["target"]} <= known
-    )
-    edges = [*_link_edges(joined, links, effect_of=effect_of, growth_steps=growth_steps), *paths]
+    nodes = [node for node in nodes if node["kind"] in kinds]
+    nodes.sort(key=lambda node: kinds.index(node["kind"]))
+    known = {node["id"] for node in nodes}
+    paths = _path_edges(run, growth_steps=growth_steps)
+    edges = [
+        *_link_edges(joined, links, effect_of=effect_of, growth_steps=growth_steps),
+        *(edge for edge in paths if {edge["source"], edge["target"]} <= known),
+    ]
     return ChainCircuit(
         about={
             "model": story.model,
@@ -157,9 +154,7 @@ def chain_circuit(run: Run) -> ChainCircuit:
 def _value_average_shares(effects: pd.DataFrame | None) -> dict[str, list[float]]:
     if effects is None or "edit" not in effects:
         return {}
-    numbers = (
-        effects.reindex(columns=["share", "control_largest"]).astype(float).to_numpy().tolist()
-    )
+    numbers = effects.reindex(columns=["share", "control_largest"]).to_numpy(float).tolist()
     shares = dict(zip(effects["edit"], numbers, strict=True))
     parts = {"size": SIZE, "direction": DIRECTION, "distance": DISTANCE}
     return {
@@ -193,7 +188,7 @@ def _read_growth_steps(run: Run) -> list[_GrowthStep]:
         return [_GrowthStep(step=0, layers=(0, -1), reads=(0, last), dimension=None)]
     growth_steps = []
     following = [*table["first_layer"].iloc[1:], last + 1]
-    rows = table[columns].astype(float).itertuples(index=False)
+    rows = table[columns].to_numpy(float)
     for (step, first, end, dimension), next_first in zip(rows, following, strict=True):
         begins = min(int(end) + 1, last)
         growth_steps.append(
@@ -217,20 +212,13 @@ def _shared_nodes(
     yield {"id": "position", "kind": "position", "label": f"position {position}"}
     into = {_node_kind(link.target): link.name for link in reversed(joined)}
     for kind, (label, statistic) in deviations.items():
-        values = links.loc[
-            (links["link"] == into.get(kind)) & (links["statistic"] == statistic), "value"
-        ]
-        yield {
-            "id": kind,
-            "kind": kind,
-            "label": label,
-            "quantity": statistic,
-            "value": next(iter(values), math.nan),
-        }
-    for node in dict.fromkeys(
-        node for link in joined for node in (link.source, link.target) if node not in _KINDS
-    ):
-        yield {"id": _node_kind(node), "kind": _node_kind(node), "label": safe_line(node)}
+        own = links.loc[(links["link"] == into.get(kind)) & (links["statistic"] == statistic)]
+        value = next(iter(own["value"]), math.nan)
+        yield {"id": kind, "kind": kind, "label": label, "quantity": statistic, "value": value}
+    for node in dict.fromkeys(node for link in joined for node in (link.source, link.target)):
+        if node not in _KINDS:
+            kind = _node_kind(node)
+            yield {"id": kind, "kind": kind, "label": safe_line(node)}
 
 
 def _step_nodes(
@@ -242,10 +230,9 @@ def _step_nodes(
     layers = run.optional("layers", columns=["layer", "sink_position", "dominance_ratio"])
     heads = run.optional("heads", columns=["layer", "head", "sink_position", "sink_score"])
     for growth in growth_steps:
+        end, dimension = growth.layers[1], growth.dimension
         own = _values_in_layers(neurons, "is_super", position, growth.layers)
-        dominance = _values_in_layers(
-            layers, "dominance_ratio", position, (growth.layers[1], growth.layers[1])
-        )
+        dominance = _values_in_layers(layers, "dominance_ratio", position, (end, end))
         scores = _values_in_layers(heads, "sink_score", position, growth.reads)
         over = sum(score > threshold for score in scores)
         values: dict[str, dict[str, Any]] = {
@@ -255,11 +242,9 @@ def _step_nodes(
                 "value": math.nan if neurons is None else own.count(True),
             },
             "dimension": {
-                "label": "outlier dimension"
-                if growth.dimension is None
-                else f"dimension {growth.dimension}",
+                "label": "outlier dimension" if dimension is None else f"dimension {dimension}",
                 "quantity": "dominance_ratio",
-                "value": math.nan if growth.dimension is None else next(iter(dominance), math.nan),
+                "value": math.nan if dimension is None else next(iter(dominance), math.nan),
             },
             "key": {"label": "the sink's key"},
             "heads": {
@@ -273,12 +258,8 @@ def _step_nodes(
             first, last = growth.layers if kind in ("neurons", "dimension") else growth.reads
             span = f"layer {first}" if first == last else f"layers {first}–{last}"
             span = span if first <= last else "no growth step"
-            yield {
-                "id": f"{kind}:{growth.step}",
-                "kind": kind,
-                "step": growth.step,
-                "layers": span,
-            } | told
+            place = {"id": f"{kind}:{growth.step}", "kind": kind, "step": growth.step}
+            yield place | {"layers": span} | told
 
 
 def _link_edges(
@@ -291,7 +272,8 @@ def _link_edges(
     """Yield an edge for each link; a link with a node of a growth step has one for every step."""
     for link in joined:
         rows = links.loc[(links["link"] == link.name) & links["is_primary"].eq(True)]
-        first, moved = next(iter(_row_dicts(rows)), {}), effect_of.get(link.name, {})
+        first: Any = next(iter(rows.to_dict("records")), {})
+        moved = effect_of.get(link.name, {})
         row = {
             "link": link.name,
             "quantity": "intervention_share",
@@ -305,22 +287,21 @@ def _link_edges(
             "statistic_value": first.get("value"),
         }
         ends = {"source": _node_kind(link.source), "target": _node_kind(link.target)}
-        for step in (
-            [growth.step for growth in growth_steps] if {*ends.values()} & {*_BY_STEP} else [None]
-        ):
+        by_step = not {*ends.values()}.isdisjoint(_BY_STEP)
+        for step in [growth.step for growth in growth_steps] if by_step else [None]:
             at = {end: f"{kind}:{step}" if kind in _BY_STEP else kind for end, kind in ends.items()}
             yield row | at | {"step": step}
 
 
 def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[str, Any]]:
     table, first = run.optional("paths", columns=PATH_COLUMNS), growth_steps[0].step
-    for row in [] if table is None else _row_dicts(paths_after_their_step(table)):
+    for row in [] if table is None else paths_after_their_step(table).to_dict("records"):
         step = max(int(row["step"]), first)
         ends = _path_ends(row, step=step, first=first)
         if ends is None:
             continue
         largest = row["control_largest"]
-        bound = 0.0 if math.isnan(largest) else max(0.0, largest)
+        bound = max(0.0, largest)  # 0 if there is no control
         untold = "lowers" if row["ci_high"] < 0 else "not told from 0"
         yield {
             "source": ends[0],
@@ -336,7 +317,7 @@ def _path_edges(run: Run, *, growth_steps: list[_GrowthStep]) -> Iterator[dict[s
         }
 
 
-def _path_ends(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, str] | None:
+def _path_ends(row: Mapping[Any, Any], *, step: int, first: int) -> tuple[str, str] | None:
     """Return the ids of a path's nodes, source first; None if it is not drawn.
 
     ``first`` is the run's first growth step, to which makers of no step belong.
@@ -349,13 +330,10 @@ def _path_ends(row: Mapping[str, Any], *, step: int, first: int) -> tuple[str, s
         return None
     end = f"{kinds[target]}:{step}"
     if row["through"]:
-        return (
-            (f"dimension:{step}", end)
-            if source == "everything"
-            else (f"neurons:{step}", f"dimension:{step}")
-        )
+        dimension = f"dimension:{step}"
+        return (dimension, end) if source == "everything" else (f"neurons:{step}", dimension)
     starts = {"embedding": "position", "attention": "attn_out"}
-    if source in ("super neurons", "makers"):
+    if kinds.get(source) == "neurons":
         starts[source] = f"neurons:{max(int(row['source_step']), first)}"
     return (starts[source], end) if source in starts and starts[source] != end else None
 
@@ -365,20 +343,15 @@ def _values_in_layers(
 ) -> list[Any]:
     if table is None:
         return []
-    return table.loc[
-        table["layer"].between(*layers) & (table["sink_position"] == position), column
-    ].tolist()
-
-
-def _row_dicts(table: pd.DataFrame) -> list[dict[str, Any]]:
-    return [{str(name): value for name, value in row.items()} for row in table.to_dict("records")]
+    here = table["layer"].between(*layers) & (table["sink_position"] == position)
+    return table.loc[here, column].tolist()
 
 
 def _frame_of_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> pd.DataFrame:
     frame = pd.DataFrame(rows, columns=list(columns))
     for name in columns:
         if name in _NUMBERS:
-            frame[name] = pd.Series(pd.to_numeric(frame[name], errors="coerce"), dtype=float)
+            frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
         else:
             frame[name] = frame[name].fillna("").astype(str)
     return frame

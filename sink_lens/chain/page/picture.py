@@ -125,13 +125,13 @@ def draw_chain(circuit: Any, *, style: Style, width: float | None) -> Figure:
 
 def _words_around(circuit: Any) -> tuple[str, str]:
     studied, model = circuit.about["studied"], safe_line(circuit.about["model"], limit=40)
+    measured = f"What was measured at {studied}"
     if not circuit.about["is_sink"]:
-        title = f"What was measured at {studied} of {model}, which is no attention sink"
+        title = f"{measured} of {model}, which is no attention sink"
         return title, "It is no attention sink, so no link was intervened on."
     if not circuit.is_causal:
-        title = f"What was measured at {studied}, the attention sink of {model}"
         says = "No link of this run was intervened on. To test the links, trace again and leave interventions on."
-        return title, says
+        return f"{measured}, the attention sink of {model}", says
     says = "Number: the share of the sink that the link's intervention removes, or makes elsewhere; its 95% interval."
     steps = len(set(circuit.nodes["step"].dropna()))
     if circuit.about.get("value_average"):
@@ -154,18 +154,15 @@ def _boxes_and_bonds(circuit: Any) -> tuple[dict[str, _Box], list[_Bond]]:
     links = circuit.edges.loc[circuit.edges["quantity"] == "intervention_share"]
     links = links.loc[links["source"].isin(nodes["id"]) & links["target"].isin(nodes["id"])]
     kinds = dict(zip(nodes["id"], nodes["kind"], strict=True))
-    arrows = list(
-        dict.fromkeys(zip(links["source"].map(kinds), links["target"].map(kinds), strict=True))
-    )
+    arrows = set(zip(links["source"].map(kinds), links["target"].map(kinds), strict=True))
     level = dict.fromkeys((kind for ends in arrows for kind in ends), 0)
     for _ in level:  # a chain is at most as long as it has nodes
         for source, target in arrows:
             level[target] = max(level[target], level[source] + 1)
-    boxes = {}
+    boxes, bonds = {}, []
     for node in nodes.loc[nodes["kind"].isin(list(level))].to_dict("records"):
         row = None if math.isnan(node["step"]) or len(steps) < 2 else steps.index(node["step"])
-        boxes[str(node["id"])] = _Box(level=level[node["kind"]], row=row, text=_box_text(node))
-    bonds = []
+        boxes[node["id"]] = _Box(level=level[node["kind"]], row=row, text=_box_text(node))
     for link, rows in links.groupby("link", sort=False):
         first = rows.iloc[0]
         verdict, share = str(first["verdict"]), float(first["value"])
@@ -179,16 +176,14 @@ def _boxes_and_bonds(circuit: Any) -> tuple[dict[str, _Box], list[_Bond]]:
                 f"{word} {percent(one)}" + f" (≤{percent(random)})" * (not math.isnan(random))
                 for word, (one, random) in circuit.about.get("value_average", {}).items()
             ]
-        ends = tuple(zip(rows["source"], rows["target"], strict=True))
-        bonds.append(
-            _Bond(ends=ends, verdict=verdict, share=share, texts=tuple(filter(None, texts)))
-        )
+        ends, texts = zip(rows["source"], rows["target"], strict=True), filter(None, texts)
+        bonds.append(_Bond(ends=tuple(ends), verdict=verdict, share=share, texts=tuple(texts)))
     return boxes, bonds
 
 
-def _box_text(node: Mapping[str, Any]) -> str:
-    kind, value, label = str(node["kind"]), float(node["value"]), str(node["label"])
-    over = str(node["detail"]).partition("\n")[0]
+def _box_text(node: Mapping[Any, Any]) -> str:
+    kind, value, label, layers = (node[name] for name in ("kind", "value", "label", "layers"))
+    over = node["detail"].partition("\n")[0]
     named = {
         "position": f"token at {label}",
         "z": "average of values",
@@ -197,12 +192,9 @@ def _box_text(node: Mapping[str, Any]) -> str:
         "dimension": label if "outlier" in label else f"outlier {label}",
         "heads": f"sink in {over} heads" if over else "sink",
     }.get(kind, safe_line(label.replace("\n", " "), limit=60, counted=False))
-    layers = str(node["layers"])
-    return (
-        f"{named}\n{layers}"
-        if kind in ("neurons", "key", "heads") and layers.startswith("layer")
-        else named
-    )
+    if kind in ("neurons", "key", "heads") and layers.startswith("layer"):
+        return f"{named}\n{layers}"
+    return named
 
 
 def _draw(
@@ -235,14 +227,9 @@ def _draw(
         row = (n_rows - 1) / 2 if box.row is None else box.row
         x, y = _EDGE + pitch * (box.level + 0.5), height - above - row_pitch * (row + 0.5)
         if form.down:
+            before = sum(deep[: box.level]) + sum(gaps[: box.level])
             x = _EDGE + (room - beside) * (row + 0.5) / n_rows
-            y = (
-                height
-                - above
-                - sum(deep[: box.level])
-                - sum(gaps[: box.level])
-                - deep[box.level] / 2
-            )
+            y = height - above - before - deep[box.level] / 2
         places[name] = Bbox.from_bounds(x - wide / 2, y - tall[name] / 2, wide, tall[name])
     figure = new_figure(width=form.width, height=height)
     figure.set_layout_engine("none")
@@ -289,9 +276,9 @@ def _labels_by_level(
         texts = [f"to {end.text.partition(chr(10))[0]}:", *bond.texts] if named else bond.texts
         for text in texts:
             bold = text == bond.texts[0]
-            shade = colour if bold else INK
+            lines = form.wrap(text, width, bold=bold)
             found.setdefault(level, []).extend(
-                (one, shade, bold) for one in form.wrap(text, width, bold=bold)
+                (one, colour if bold else INK, bold) for one in lines
             )
     return found
 
@@ -304,17 +291,11 @@ def _draw_arrow(
     share = 0.0 if math.isnan(bond.share) else min(max(bond.share, 0.0), 1.0)
     width = form.size * (0.16 + 0.22 * share)
     if form.down == past:  # from side to side
-        x = (source.x1, target.x1 if past else target.x0)
-        start, end = (
-            np.array((at, (box.y0 + box.y1) / 2))
-            for at, box in zip(x, (source, target), strict=True)
-        )
+        start = np.array((source.x1, (source.y0 + source.y1) / 2))
+        end = np.array((target.x1 if past else target.x0, (target.y0 + target.y1) / 2))
     else:
-        y = (source.y1, target.y1) if past else (source.y0, target.y1)
-        start, end = (
-            np.array(((box.x0 + box.x1) / 2, at))
-            for at, box in zip(y, (source, target), strict=True)
-        )
+        start = np.array(((source.x0 + source.x1) / 2, source.y1 if past else source.y0))
+        end = np.array(((target.x0 + target.x1) / 2, target.y1))
     bend = np.array((0.2, 0.0) if form.down else (0.0, 0.2)) * np.hypot(*(end - start)) * past
     middle = (start + end) / 2 + 2 * bend
     along = (end - middle) / (np.hypot(*(end - middle)) or 1.0)
@@ -333,10 +314,6 @@ def _draw_arrow(
 def _write(
     axes: Axes, x: float, y: float, text: str, *, form: _Form, bold: bool = False, **style: Any
 ) -> None:
-    given = {
-        "ha": "left",
-        "va": "center",
-        "color": INK,
-        "fontfamily": [form.family, "DejaVu Sans"],
-    } | style
-    axes.text(x, y, text, fontsize=form.size, fontweight="bold" if bold else "normal", **given)
+    given = {"ha": "left", "color": INK, "fontweight": "bold" if bold else "normal"} | style
+    fonts = [form.family, "DejaVu Sans"]
+    axes.text(x, y, text, va="center", fontsize=form.size, fontfamily=fonts, **given)
