@@ -63,7 +63,7 @@ class Evidence:
         return interval(values.numpy(), generator=generator, n_resamples=n_resamples, **options)
 
     def splits_of(self, step: GrowthStep) -> list[LayerSplit]:
-        """Return the splits of a growth step at the studied position."""
+        """At the studied position."""
         at = self.panel.location.sink_position
         return [s for s in self.splits if s.layer in step.layers and s.position == at]
 
@@ -84,17 +84,17 @@ class Statistic:
     name: str
     interval: Interval
     nulls: Mapping[str, float] = field(default_factory=dict)
-    """Values that it must pass where it is the link's primary statistic."""
+    """Values that it must pass if it is primary."""
     references: Mapping[str, float] = field(default_factory=dict)
     """Values that it need not pass."""
     layers: tuple[int, ...] = ()
-    """The layers that it is taken over; empty if it is of steps or of all layers."""
+    """Empty if it is of steps or of all layers."""
     note: str = ""
-    """Reason why it is undefined."""
+    """Why it is undefined."""
     absent: bool = False
-    """It is undefined because what to measure (as super neurons) was searched for and not found."""
+    """What to measure (as super neurons) was searched for and not found."""
     no_source: bool = False
-    """It is undefined because the link's source is absent, so the question has no answer."""
+    """The link's source is absent, so the question has no answer."""
     asked: bool = True
     """False if no layer of the model could be asked."""
 
@@ -112,7 +112,6 @@ def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Ev
 def undefined_statistic(
     name: str, note: str, *, absent: bool = False, no_source: bool = False
 ) -> Statistic:
-    """Make a statistic without a value; ``note`` says why it has none."""
     nothing = Interval(estimate=math.nan, low=math.nan, high=math.nan, n=0)
     return Statistic(name=name, interval=nothing, note=note, absent=absent, no_source=no_source)
 
@@ -124,9 +123,9 @@ def not_asked_statistic(name: str) -> Statistic:
 
 
 def own_direction_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
-    """Measure how far the sink token stands out in directions of its own; [] in sequences too short to tell.
+    """Measure the sink token in ``own_directions``, where keys read it, over other tokens' typical norm.
 
-    The statistic is its length in ``own_directions``, where keys read it, over the typical norm of other tokens.
+    The result is [] in sequences too short to tell.
     """
     panel = evidence.panel
     layers = panel.sink_layers()
@@ -155,7 +154,7 @@ def why_too_short(panel: Panel) -> str:
 
 
 def undefined_without_growth_step(evidence: Evidence, name: str) -> Statistic | None:
-    """Make a statistic without a value if there is no growth step, so that no neuron is super."""
+    """Without a growth step no neuron is super."""
     if evidence.panel.location.steps:
         return None
     short = why_too_short(evidence.panel)
@@ -163,7 +162,7 @@ def undefined_without_growth_step(evidence: Evidence, name: str) -> Statistic | 
 
 
 def steps_of_neurons(evidence: Evidence) -> list[tuple[int, GrowthStep]]:
-    """Return the growth steps, with their numbers, that neurons make for the most part; all if none is such."""
+    """Return the numbered growth steps that neurons make for the most part; all if none is such."""
     location, found = evidence.panel.location, []
     for number, step in enumerate(location.steps):
         own = evidence.splits_of(step)
@@ -177,7 +176,7 @@ def steps_of_neurons(evidence: Evidence) -> list[tuple[int, GrowthStep]]:
 
 
 def s2_ratio_at_other_positions(std: Tensor, panel: Panel) -> float:
-    """Divide S2 at other positions by its median and return the 95th percentile: a null of the S2 ratio."""
+    """Return the 95th percentile of S2 at other positions over its median: a null of the S2 ratio."""
     others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
     if not others.any():
         return math.nan

@@ -1,4 +1,4 @@
-"""The sequences of a trace: the other BOS condition, the ones that have the sink, and the record of them."""
+"""The sequences of a trace, and the record of them."""
 
 import dataclasses
 import logging
@@ -24,13 +24,13 @@ log = logging.getLogger(__name__)
 _BEFORE, _AFTER, _FEWEST = 8, 16, 4
 """Tokens that are left before an aligned sink, tokens that must follow it, and the fewest sequences."""
 _FEWEST_HEADS = 3
-"""Heads that have the sink, below which a sequence without it may be one by chance."""
+"""With fewer, a sequence without the sink may be one by chance."""
 
 
 def batch_in_other_bos_condition(
     lens: LensModel, batch: TokenBatch, *, config: TraceConfig
 ) -> TokenBatch | None:
-    """Make the batch without BOS if it has BOS, else with it; None if tokenizer or tokens do not allow it."""
+    """The result is None if tokenizer or tokens do not allow it."""
     if lens.tokenizer is None or bos_id_of(lens.tokenizer) is None:
         return None
     try:
@@ -142,7 +142,7 @@ class MarkedTokens:
     """Sequences that have one."""
     n_asked: int
     attention: float
-    """Share of the attention of queries behind the first of them that goes to them, mean over layers and heads."""
+    """Share of the attention behind the first of them that goes to them, mean over layers and heads."""
     to_studied: float
     """The same to the studied position."""
 
@@ -165,7 +165,6 @@ def find_marked_tokens(
     }
 
     def behind(view: LayerView) -> Tensor:
-        """Attention to the marked tokens, and to the studied position, of queries behind the first of them."""
         pairs = zip(view.tokens, view.valid, strict=True)
         at = torch.stack([by_text[_text_of(*pair)][: view.valid.shape[1]] for pair in pairs]).to(
             view.valid.device

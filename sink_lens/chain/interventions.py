@@ -1,8 +1,4 @@
-"""The causal half of a trace: every link is intervened on, and the sink is made elsewhere, mediated and moved.
-
-Each link says in its file what makes or breaks it, with matched controls. Here the interventions are made, in the
-order of the chain: how much of the sink comes or goes, and what the loss does.
-"""
+"""The causal half of a trace: every link is intervened on, and the sink is made elsewhere, mediated and moved."""
 
 import dataclasses
 import math
@@ -49,7 +45,7 @@ from .setting import (
 )
 
 CENTRING_TOKENS = 4096
-"""Random tokens over which the means that amplification moves values away from are taken."""
+"""Random tokens over which amplification's centres are taken."""
 
 
 def intervention_table(
@@ -129,7 +125,7 @@ class Studied:
     lacks_sink: bool = False
     """The model has no sink to remove, make elsewhere or mediate, so tables but ``makers`` have no rows."""
     too_few_sequences: bool = False
-    """Too few sequences have the sink, so no table has rows."""
+    """No table has rows."""
 
 
 _COMPARED = ("heads", "layers")
@@ -137,7 +133,7 @@ _COMPARED = ("heads", "layers")
 
 
 class RunTables:
-    """The tables of a run folder: each is written when it is made, and read if an earlier start has written it."""
+    """Each table is written when it is made, and read if an earlier start has written it."""
 
     def __init__(self, writer: RunWriter, *, begin: Callable[[str], None]) -> None:
         """Call ``begin`` with the name of each table before it is made."""
@@ -160,7 +156,6 @@ class RunTables:
         self.writer.write_table(name, frame)
 
     def read_or_make(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """Read the table if an earlier start has written it, else make and write it."""
         self._begin(name)
         self.frames[name] = self.writer.read_or_make(name, make)
         return_freed_memory()
@@ -169,7 +164,7 @@ class RunTables:
 
 @dataclass(frozen=True, kw_only=True)
 class _Experiments:
-    """Settings and runs that tables of interventions share: each is made when a table first needs it."""
+    """Settings and runs that tables share: each is made when a table first needs it."""
 
     studied: Studied
     tables: RunTables
@@ -197,7 +192,7 @@ class _Experiments:
 
     @cached_property
     def maker_tables(self) -> dict[str, pd.DataFrame]:
-        """Makers are searched on the sequences that are set aside for it."""
+        """They are searched on the sequences that are set aside for it."""
         target = makers.choose_makers_target(
             self.without_makers, lacks_sink=self.studied.lacks_sink
         )
@@ -252,7 +247,7 @@ _TABLES: Mapping[str, Callable[[_Experiments], pd.DataFrame]] = {
     "placement": lambda to: placement.placement_table(to.setting, progress=to.progress),
 }
 TABLES = tuple(_TABLES)
-"""The tables of a run, in their order. Where nothing can be changed, they are empty."""
+"""Where nothing can be changed, they are empty."""
 _OF_MAKERS = ("makers", "maker_sets")
 
 

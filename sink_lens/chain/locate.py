@@ -20,7 +20,7 @@ from .config import TraceConfig
 _WRITTEN, _LEAST_WRITTEN = 0.1, 0.05
 _LEFT_OF_RANDOM, _OVER_RANDOM = 0.25, 2.0
 _COMMON = 0.5
-"""A dimension is every token's if it has at least this share of the token's magnitude at a typical other token."""
+"""Share of the token's magnitude at a typical other token from which a dimension is every token's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +49,7 @@ class MeasuringPlan:
     """What a measuring pass reads, fixed before anything is measured."""
 
     sink_positions: tuple[int, ...]
-    """Positions whose attention is read, the studied one first."""
+    """The studied one first."""
     layers: tuple[int, ...] = ()
     """The growth layers, whose neurons are read."""
     dimensions: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ class Location:
 
     @property
     def lasting_and_brief_dimensions(self) -> tuple[list[int], list[int]]:
-        """Return the outlier dimensions of two or more layers, most layers first, and those of a single layer.
+        """Outlier dimensions of two or more layers, most layers first, and those of a single layer.
 
         All are in the first list if none is in two layers. The embedding does not count as a layer.
         """
@@ -99,10 +99,6 @@ class Location:
         ]
         brief = sorted(one for one, count in counts.items() if count == 1)
         return (lasting, brief) if lasting else (brief, [])
-
-    def feeding_layers(self, attention: Sequence[int]) -> tuple[int, ...]:
-        """Return the layers whose attention comes before the growth, out of ``attention``, all that have attention."""
-        return feeding_layers(self.growth_layers, attention=attention)
 
     def entering_dimensions(self, layer: int) -> tuple[int, ...]:
         """Return the outlier dimensions of the stream that a layer reads."""
@@ -184,7 +180,6 @@ def mark_writing_layers(
 
 
 def onset_layer(mass: Float[Tensor, " layer"], *, threshold: float) -> int | None:
-    """Return the first layer whose attention to the sink is above ``threshold``."""
     over = (mass > threshold).nonzero()
     return int(over[0]) if len(over) else None
 
@@ -285,10 +280,7 @@ def find_location(
 def own_directions(
     state: Float[Tensor, "batch d_model"], *, thresholds: TraceConfig
 ) -> Float[Tensor, "d_model sample"]:
-    """Return the fewest principal directions of a token with ``energy_frac`` of its energy.
-
-    There are none if more than ``max_outliers`` are needed.
-    """
+    """Return the fewest principal directions with ``energy_frac`` of its energy; none if over ``max_outliers``."""
     _, sizes, rows = torch.linalg.svd(state.double(), full_matrices=False)
     held = sizes.square().cumsum(0)
     n = int((held < thresholds.energy_frac * held[-1]).sum()) + 1

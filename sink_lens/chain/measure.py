@@ -1,4 +1,4 @@
-"""The passes of ``trace``: a scouting one that finds where to look, and one that measures everything there."""
+"""The passes of ``trace``: one scouts where to look, and one measures everything there."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,13 +40,11 @@ CONDITION_READINGS = frozenset(
         "typical",
     }
 )
-"""Readings that are made in the BOS condition that the trace does not study."""
+"""Readings that are made in the other BOS condition."""
 
 MakesReadings = Callable[[r.MeasuringPass], list[Reading]]
-"""Makes the readings of one link."""
 
 TellsRates = Callable[[Float[Tensor, "layer batch position"]], None]
-"""Is called with the sink rates of the scout's sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +53,13 @@ class Panel:
 
     streamed: Streamed
     sink_positions: tuple[int, ...]
-    """Those that were read, in the order of the readings' last axis."""
+    """In the order of the readings' last axis."""
     location: Location
-    """What was found; its sink positions are among those."""
     positions: Int[Tensor, " position"]
     s1: dict[tuple[str, int], Float[Tensor, " position"]]
     """(site, layer) -> standard deviation over sequences, mean over the values (S1)."""
     shortest: int
-    """Tokens of the shortest sequence: only positions before it, which every sequence has, can be sinks."""
+    """Tokens of the shortest sequence: later positions, which not every sequence has, are no sinks."""
     lasting: tuple[float, ...]
     """See ``LensModel.remaining_scales``."""
 
@@ -78,7 +75,7 @@ class Panel:
         sink_found: bool = False,
         moments: Mapping[tuple[str, int], Moments] | None = None,
     ) -> "Panel":
-        """Make the panel of a pass in which no growth step and no outlier dimension was looked for yet."""
+        """Leave out the growth steps and outlier dimensions, which are found in the panel."""
         return cls(
             streamed=streamed,
             sink_positions=sink_positions,
@@ -106,7 +103,6 @@ class Panel:
         return self.streamed[name, layer]
 
     def layers(self, name: str) -> list[int]:
-        """Return the layers at which a reading was made."""
         return sorted(self.streamed.values.get(name, ()))
 
     @property
@@ -122,18 +118,18 @@ class Panel:
         return self[name][..., self.sink_positions.index(position)]
 
     def norm_ratio(self) -> Float[Tensor, "layer batch"]:
-        """Divide the studied token's norm by the median of others, before layer 0 and after each layer."""
+        """Divide the token's norm by the median of others, before layer 0 and after each layer."""
         norms = torch.cat([self["norm:resid_pre"], self["norm:resid_post"]])
         return r.ratio_to_others(norms, positions=self.positions, key=self.location.sink_position)
 
     def std_ratio(self, site: str) -> Float[Tensor, "layer batch"]:
-        """Divide the standard deviation within the studied token by its median over others."""
+        """Divide the deviation within the token by its median over others."""
         return r.ratio_to_others(
             self[f"std:{site}"], positions=self.positions, key=self.location.sink_position
         )
 
     def sink_states(self) -> Float[Tensor, "layer batch d_model"]:
-        """Return the studied token's stream before layer 0 and after each layer."""
+        """Before layer 0 and after each layer."""
         return torch.cat([self["state_pre"], self["state"]])[
             :, :, self.sink_positions.index(self.location.sink_position)
         ]
@@ -141,12 +137,12 @@ class Panel:
     def rescale_to_last_layer(
         self, values: Float[Tensor, "layer ..."]
     ) -> Float[Tensor, "layer ..."]:
-        """Write values in the unit of the last layer's stream (``LensModel.remaining_scales``)."""
+        """Write in the unit of the last layer's stream (``LensModel.remaining_scales``)."""
         by = torch.tensor(self.lasting, dtype=values.dtype, device=values.device)
         return values * by.view(-1, *[1] * (values.dim() - 1))
 
     def typical_magnitudes(self) -> Float[Tensor, "layer d_model"]:
-        """Return each dimension's magnitude at a typical other token, by layer as ``sink_states``."""
+        """Return each dimension's size at a typical other token, by layer as ``sink_states``."""
         return torch.cat([self["typical_pre"], self["typical"]]).nanmean(1)
 
     def sink_layers(self) -> list[int]:
@@ -160,7 +156,6 @@ class Panel:
 
     @property
     def lacks_sink(self) -> bool:
-        """No position is a sink, and the sequences are long enough to tell."""
         return not self.location.sink_found and self.can_tell_sinks
 
     @property
@@ -168,7 +163,7 @@ class Panel:
         return not bool(self["rate_by_key"][..., : self.shortest].isnan().all())
 
     def find_sink_positions(self, *, min_rate: float) -> tuple[int, ...]:
-        """Find the positions whose sink rate reaches ``min_rate``, the strongest first."""
+        """The strongest is first."""
         return sink_positions(self["rate_by_key"], shortest=self.shortest, min_rate=min_rate)
 
     def sink_rate(self, threshold: float) -> Float[Tensor, " batch"]:
@@ -342,7 +337,7 @@ def scout_and_measure(
     tell: TellsRates | None = None,
     tell_repeat: Callable[[str], object] = lambda reason: None,
 ) -> Panel:
-    """Scout and measure; measure again if the sink is at another location than the scout found.
+    """Measure again if the sink is at another location than the scout found.
 
     Sink positions are those of all sequences, and position 0 is studied if these have none. If a ``position`` is given,
     it alone is studied. The first scout calls ``tell``, each repeat ``tell_repeat`` with its reason.

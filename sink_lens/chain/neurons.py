@@ -40,12 +40,11 @@ class LayerSplit:
     step: GrowthStep
     position: int
     terms: Float[Tensor, "batch neuron"]
-    """Contribution of each neuron; their sum is the MLP's output there, less its bias."""
+    """Over neurons they sum to the MLP's output there, less its bias."""
     change: Float[Tensor, " batch"]
     error: float
-    """Largest difference between the neurons' sum with the bias and the MLP's output, over the change."""
+    """Largest difference between that sum with the bias and the output, over the change."""
     is_super: Bool[Tensor, " neuron"]
-    """Neurons with at least the stated share of the change here."""
 
 
 def mlp_contributions(
@@ -78,7 +77,7 @@ def mlp_contributions(
 def split_growth_layers(
     lens: LensModel, panel: Panel, *, super_share: float, chosen: Sequence[int] | None = None
 ) -> list[LayerSplit]:
-    """Split every growth layer's change of the outlier dimension by neurons, at every sink position.
+    """Split each growth layer's change of the outlier dimension by neurons, at every sink position.
 
     Super neurons have at least ``super_share`` of the change on the ``chosen`` sequences.
     """
@@ -133,7 +132,7 @@ def neurons_of_same_experts(lens: LensModel, units: Sequence[int], *, layer: int
 
 
 def super_neurons_of_layer(splits: list[LayerSplit], *, layer: int) -> Bool[Tensor, " neuron"]:
-    """Mark the super neurons of a layer at one or more of the sink positions."""
+    """Mark those at one or more of the sink positions."""
     return torch.stack([split.is_super for split in splits if split.layer == layer]).any(0)
 
 

@@ -53,34 +53,32 @@ from .setting import (
 )
 
 NO_STEP = -1
-"""Step of a source or target that belongs to no growth step."""
 EMBEDDING = "embedding"
 ATTENTION = "attention"
 MIXERS = "mixers"
 MLPS = "MLPs"
 INPUTS = "layer inputs"
 SUPER, MAKERS, EVERYTHING, KEY, SINK = "super neurons", "makers", "everything", "key", "sink"
-"""Names of sources and targets."""
 SUBLAYERS = {ATTENTION: "attn_out", MIXERS: "mixer_out", MLPS: "mlp_out", INPUTS: "per_layer_out"}
-"""Source -> the site of what it adds, in the layers that have it."""
+"""Source -> the site of what it adds."""
 DIMENSIONS = "outlier dimensions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """One end of a path: the parts that write to the stream (source), or those that read it (target)."""
+    """Parts that write to the stream (source), or that read it (target)."""
 
     name: str
     step: int = NO_STEP
     layers: tuple[int, ...] = ()
-    """Layers of neurons, keys or MLPs; none where all layers before the target, or after the source, count."""
+    """Layers of neurons, keys or MLPs; if none, all before the target or after the source."""
     units: Mapping[int, Sequence[int]] = field(default_factory=dict)
     """Layer -> neurons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Path:
-    """A path from a source to a target, at one position."""
+    """From a source to a target, at one position."""
 
     source: End
     target: End
@@ -122,7 +120,7 @@ class Writings:
     def added_by_neurons(
         self, layer: int, units: Sequence[int]
     ) -> Float[Tensor, "batch position d_model"]:
-        """Compute what neurons ``units`` of a layer write less its ordinary mean, scaled as in ``added_by_kind``."""
+        """Compute what neurons write less its ordinary mean, scaled as in ``added_by_kind``."""
         setting, chosen = self.setting, list(units)
         columns = mlp_weights(setting.lens, layer=layer).w_down[:, chosen].detach().float().cpu()
         part = (
@@ -151,7 +149,7 @@ class Writings:
     def input_change(
         self, source: End, layer: int, *, mlp: bool, position: int
     ) -> Float[Tensor, "batch d_model"]:
-        """Compute what ``source`` adds, beyond its ordinary mean, to what the attention or (``mlp``) the MLP reads."""
+        """Compute what ``source`` adds, beyond its ordinary mean, to what a layer reads."""
         attended = layer + (mlp and not is_parallel(self.setting.lens))
         by = self.setting.lens.remaining_scales[layer]
         if source.name in (SUPER, MAKERS):
@@ -228,7 +226,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     """Cut every path and measure the sink that is lost: one row per (path, growth step whose layers are read).
 
     Cost: a pass over the first ``PATH_LENGTH`` positions for each path; a growth step has some 18 paths. A path that
-    moves the sink costs ``PATH_CONTROLS`` passes more, over fewer sequences, for its random controls.
+    moves the sink costs ``PATH_CONTROLS`` passes more, over fewer sequences.
     """
     short = shorten_setting(setting, most=PATH_LENGTH)
     groups = neuron_groups(setting)

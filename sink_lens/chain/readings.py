@@ -34,7 +34,7 @@ from .locate import MeasuringPlan
 
 Item = TypeVar("Item")
 SITES_BY_POSITION = ("z", *ADDED, "resid_post")
-"""The sites whose variance and norm are read by position, as far as the model has them."""
+"""Sites whose variance and norm are read by position."""
 OTHERS_FROM = 8
 """First position of other tokens."""
 FIRST_LAYER = frozenset({0})
@@ -49,7 +49,6 @@ class MeasuringPass:
     plan: MeasuringPlan
     length: int
     controls: int
-    """Draws of every random control."""
     generator: torch.Generator
     """The links draw their random controls from it in their order."""
 
@@ -69,7 +68,7 @@ class MeasuringPass:
 def sampled_positions(
     length: int, *, sink_positions: Iterable[int] = ()
 ) -> Int[Tensor, " position"]:
-    """Return which of ``length`` positions to read: all if few, else the first, log-spaced later ones and the sinks."""
+    """Return all of ``length`` positions if few, else the first, log-spaced later ones and the sinks."""
     if length <= _MOST_SAMPLED:
         return torch.arange(length)
     half = _MOST_SAMPLED // 2
@@ -97,7 +96,7 @@ def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
 def ratio_to_others(
     x: Float[Tensor, "*value position"], *, positions: Int[Tensor, " position"], key: int
 ) -> Float[Tensor, "*value"]:
-    """Divide ``x`` at position ``key`` by its median over other ``positions`` (from 8 on, without nan)."""
+    """Divide ``x`` at ``key`` by its median over other ``positions`` (from 8 on, without nan)."""
     other = (positions >= OTHERS_FROM) & (positions != key) & ~x.isnan()
     return x[..., positions == key][..., 0] / median_where(x, where=other)
 
@@ -208,7 +207,7 @@ def norm_reading(
 def state_readings(
     sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]
 ) -> list[Reading]:
-    """Read the states at sink positions, and the effective rank at ``positions`` with and without sinks."""
+    """Read states at sink positions, and the effective rank with and without sinks."""
 
     def at_sinks(site: str) -> Callable[[LayerView], Tensor]:
         return lambda view: view[site][:, list(sink_positions)].float()
@@ -252,7 +251,6 @@ def typical_token_readings(
 def location_readings(
     sink_positions: tuple[int, ...], *, positions: Int[Tensor, " position"]
 ) -> list[Reading]:
-    """Make the readings from which a panel is located."""
     return [
         norm_reading("resid_pre", positions=positions, layers=FIRST_LAYER),
         norm_reading("resid_post", positions=positions),
@@ -264,7 +262,7 @@ def location_readings(
 def value_norm_reading(
     lens: LensModel, *, sink_positions: tuple[int, ...], positions: Int[Tensor, " position"]
 ) -> Reading:
-    """Read each sink position's value norm after W_O, over the mean norm at other ``positions``."""
+    """Read each sink's value norm after W_O, over the mean norm at other ``positions``."""
     places = [int((positions == sink).nonzero()) for sink in sink_positions]
 
     def ratios(view: LayerView) -> Tensor:
@@ -352,7 +350,7 @@ def loss_reading(lens: LensModel) -> Reading:
 
 
 def dominance_elsewhere_reading(positions: Int[Tensor, " position"]) -> Reading:
-    """Read the median dominance ratio over ``positions`` from 8 on: a null for the studied token's."""
+    """Read the median over ``positions`` from 8 on: a null for the studied token's ratio."""
 
     def median(view: LayerView) -> Tensor:
         x, valid = _sampled_vectors(view, "resid_post", positions)

@@ -40,12 +40,12 @@ EDGES = (0.0, 1 / 256, 1 / 64, 1 / 16, 1 / 6, 1 / 3, 1 / 2, 0.65, 0.8, 0.9, 0.97
 """Ends of the steps of the integrated screen: short where a norm lets a large dimension saturate the key, and near the
 baseline stream, where neurons with a threshold begin to fire."""
 _SITES: Mapping[Kind, str] = {"neuron": "neurons", "head": "z", **WHOLE}
-"""Kind of a part that writes to the stream -> the site that is it."""
+"""Kind of a part -> what it writes."""
 LEAST_DIRECT = 0.6
-"""An embedding is a part where at least this share of the direct effects of the whole stream is its own."""
+"""Share of the direct effects of the whole stream from which an embedding is a part."""
 
 _Effects = dict[tuple[Kind, int], Tensor]
-"""Kind and layer -> effects of its units, mean over sequences and steps."""
+"""Effects of the units of a kind and layer, mean over sequences and steps."""
 
 
 def _add_effects(effects: _Effects, kind: Kind, layer: int, values: Tensor) -> None:
@@ -135,7 +135,7 @@ def embedding_unit(setting: Setting, kind: Kind) -> int:
 
 
 def read_embeddings(setting: Setting) -> dict[Kind, Tensor]:
-    """Read the token embeddings and, if the model has them, learned position embeddings: batch x position x d_model."""
+    """Read embeddings, batch x position x d_model, those of learned positions apart."""
     whole = setting.baseline_tensors("resid_pre", layers=[0])[0].float()
     lens = setting.lens
     if not has_learned_positions(lens):
@@ -158,7 +158,7 @@ def _propagate_gradients(
     change: Mapping[str, Mapping[int, Tensor]],
     target: Target,
 ) -> None:
-    """Add each part's effect to ``effects``: its ``change`` times the target's gradient, averaged over ``points``.
+    """Add each part's ``change`` times the target's gradient, averaged over ``points``.
 
     Each point is a share of the way from the mean over ordinary tokens to the sink token's ``stream``, and its weight.
     """
@@ -204,7 +204,7 @@ def _propagate_gradients(
 
 
 class _LayerRuns:
-    """Runs of single layers with gradients: the sink position's stream is given, the others have the baseline's."""
+    """Runs of single layers with gradients: the stream is given at the sink position, and the baseline's elsewhere."""
 
     def __init__(self, setting: Setting) -> None:
         """Keep the baseline's keys, values and queries, which a layer needs of other positions."""
@@ -243,8 +243,9 @@ class _LayerRuns:
     ) -> dict[str, Tensor]:
         """Compute the target's gradients at the sink position, through this layer and through later ones (``after``).
 
-        The result has a gradient by the stream, by each site of the layer, and (``direct``) by the stream through this
-        layer's own part of the target alone. All are sums over the streams ``at_sink``, weighted by ``weights``.
+        They are by the stream, by each site of the layer, and (``direct``) by the stream through this layer's own part
+        of the
+        target alone: sums over the streams ``at_sink``, weighted by ``weights``.
         """
         lens = self.setting.lens
         n_points, n, _ = at_sink.shape
@@ -339,7 +340,7 @@ class _LayerRuns:
         target: Target,
         attention_only: bool = False,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Run a layer on ``stream``; return for each cell of ``layout`` the target and the stream after the layer.
+        """Return for each cell of ``layout`` the target and the stream after the layer.
 
         The target is summed over sequences, the stream is at the sink position. With ``attention_only`` there are no
         streams.

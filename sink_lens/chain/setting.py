@@ -55,7 +55,7 @@ Kind = Literal[
     "sink logit",
 ]
 WHOLE: Mapping[Kind, str] = {"mixer": "mixer_out", "layer input": "per_layer_out"}
-"""Kind of a part that there is once in a layer -> the site of what it adds."""
+"""Kind of a part that a layer has once -> the site of what it adds."""
 _SHORTEST = OTHERS_FROM + 4
 _AFTER_POSITION = 32
 """Positions that follow the target position, where the sequences have them."""
@@ -79,7 +79,7 @@ class Segment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FrozenQuantity:
-    """Edits that freeze or mean ablate one quantity, and control edits of other quantities of the same size."""
+    """Edits that freeze or mean ablate one quantity, and controls of the same size."""
 
     edits: Edits
     controls: tuple[Edits, ...]
@@ -113,12 +113,11 @@ class Run:
 
     edits: Sequence[Edit]
     of: BaselineRun | None = None
-    """The run that it continues, whose edits it keeps; None is the setting's baseline run."""
+    """The run that it continues, with its edits; None is the setting's baseline run."""
     layers: Sequence[int] | None = None
     """The layers in which attention is read; None is all. A run that was made before may have more."""
     loss: bool = False
     sites: Sequence[str] = ()
-    """Sites that are kept in the outcome."""
     state: bool = False
     """Keep the stream, too."""
 
@@ -133,13 +132,13 @@ class Setting:
     target_position: int
     """The interior position at which a sink is made."""
     baseline_run: BaselineRun = field(repr=False)
-    """The baseline run, with its loss and the stream after every layer, as interventions continue it."""
+    """With its loss and the stream after every layer, as interventions continue it."""
     segments: tuple[Segment, ...]
     config: TraceConfig
     averaged: Averaged = field(repr=False)
     """The tokens that mean ablation takes its mean over."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
-    """Layer -> mask of its super neurons, and of the neurons that the screen and its ablations found."""
+    """Layer -> mask of its super neurons, and of the neurons among the makers."""
     makers: tuple[Maker, ...] = ()
     n_added: int = 0
     """Neurons of the masks that are makers and no super neurons."""
@@ -150,7 +149,7 @@ class Setting:
     _runs: dict[tuple[BaselineRun, Edits], tuple[Needs, Outcome, set[int]]] = field(
         init=False, default_factory=dict, repr=False
     )
-    """Runs that were made: what they read, their outcomes, and which of their edits acted."""
+    """What they read, their outcomes, and which of their edits acted."""
 
     @cached_property
     def baseline(self) -> Outcome:
@@ -171,12 +170,12 @@ class Setting:
 
     @property
     def layers_after_growth(self) -> tuple[int, ...]:
-        """All layers with attention after the first growth step, but not those in other growth steps."""
+        """All layers with attention after the first growth step and in no other."""
         return tuple(layer for segment in self.segments for layer in segment.layers)
 
     @cached_property
     def sink_layers(self) -> tuple[int, ...]:
-        """The layers in which the sink is read: it has clearly more attention there than uniform attention gives it.
+        """The layers in which the sink has clearly more attention than uniform attention gives it.
 
         If there are none, all layers after the first growth step.
         """
@@ -212,7 +211,7 @@ class Setting:
         return [layer for layer in layers if layer in self.lens.layers_with(site)]
 
     def layers_until_sink(self, site: str) -> list[int]:
-        """Return the layers with ``site`` before those with the sink, and up to the end of the first growth step."""
+        """Return the layers before those with the sink, and up to the end of the first growth step."""
         ends = [step.last_layer + 1 for step in self.location.steps[:1]]
         return self.layers_having(site, range(max(1, min(self.sink_layers), *ends))) or list(
             self.feeding_layers
@@ -223,7 +222,7 @@ class Setting:
         return self.segments[0].layers[:_LAYERS_AFTER]
 
     def uniform_mass(self) -> Float[Tensor, " layer"]:
-        """Compute the attention to the sink position, by layer, if every query spread its row sum evenly."""
+        """Compute the attention to the sink position if every query spread its row sum evenly."""
         lens, sums = self.lens, None
         if lens.family.sink_logit or lens.own_attention is not None:
             read = Reading(
@@ -267,10 +266,11 @@ class Setting:
     def run_each(
         self, several: Sequence[Run], *, quiet: bool = True, label: str | None = None
     ) -> list[Outcome]:
-        """Make runs, all in one queue, and return their outcomes: attention to the target and the sink, and more.
+        """Make runs, all in one queue, and return their outcomes.
 
         Only the layers and positions that an edit can change are computed. Equal runs are made once, and kept unless
-        they continue an edited run. Without ``quiet``, an edit that changed nothing causes a warning.
+        they
+        continue an edited run. Without ``quiet``, an edit that changed nothing causes a warning.
         """
         wanted: dict[tuple[BaselineRun, Edits], Needs] = {}
         keys = [
@@ -318,10 +318,11 @@ class Setting:
     def control_run(
         self, position: int, *, of: BaselineRun | None = None, whole: bool = False
     ) -> BaselineRun:
-        """Return the run that controls of an edit at ``position`` continue: ``of`` (None: the baseline), cut.
+        """Return the run that controls of an edit at ``position`` continue.
 
         It has fewer sequences and, unless ``whole``, ends ``CONTROL_LENGTH`` positions after ``position``, or after a
-        later sink.
+        later
+        sink.
         """
         end = max(position, self.sink_position) + CONTROL_LENGTH
         length = None if whole else max(end, self.target_position + 2)
@@ -330,12 +331,12 @@ class Setting:
         )
 
     def edited_baseline_run(self, edits: Sequence[Edit]) -> BaselineRun:
-        """Run the setting's sequences under edits, and keep what other runs need to continue from this run."""
+        """Run the sequences under edits, and keep what other runs need to continue from this run."""
         needs = dataclasses.replace(self.baseline_run.needs, loss=False, whole=False)
         return self.baseline_run.with_edits(edits, needs=needs) if edits else self.baseline_run
 
     def baseline_tensors(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
-        """Return the baseline run's tensors of a site at all positions, by layer; missing ones are read in one pass."""
+        """Return a site's tensors at all positions; missing ones are read in one pass."""
         missing = [layer for layer in layers if (site, layer) not in self._tensors]
         if missing:
             sites: tuple[str, ...] = (site,)
@@ -387,10 +388,7 @@ class Setting:
         )
 
     def freeze_site(self, site: str, *, layers: Sequence[int], position: int) -> FrozenQuantity:
-        """Make edits of a site in ``layers``: mean ablation if ``position`` is the sink's, else freezing there.
-
-        The controls do the same at other positions.
-        """
+        """Mean ablate a site if ``position`` is the sink's, else freeze it; the controls do so at other positions."""
         at = {"layers": layers, "mean": position == self.sink_position}
         return FrozenQuantity(
             edits=(self.freeze_site_edit(site, position=position, **at),),
@@ -416,10 +414,7 @@ class Setting:
     def draw_other_units(
         self, site: str, chosen: Units, *, generator: torch.Generator, most: int | None = None
     ) -> list[dict[int, list[int]]]:
-        """Draw random other units of a site, once per control: layer -> as many units as ``chosen`` has there.
-
-        There are at most ``most`` draws.
-        """
+        """Draw as many random other units, once per control, at most ``most`` times."""
         drawn = []
         for layer, units in chosen.items():
             n = self.lens.n_neurons(layer) if site == "neurons" else self.lens.d_model
@@ -443,14 +438,14 @@ def make_setting(
     makers: Sequence[Maker] = (),
     chosen: Sequence[int] | None = None,
 ) -> Setting:
-    """Make the setting: take a few sequences of a batch, cut them short, and make their baseline run (one pass).
+    """Take a few sequences of a batch, cut them short, and make their baseline run (one pass).
 
-    The sequences are spread evenly over the batch, unless they are ``chosen``. Without ``target_position`` one is
-    chosen.
+    The sequences are spread evenly over the batch, unless they are ``chosen``.
 
     Raises:
-        InputError: the target position is no position of the sequences, or a sink position; or the sequences are
-            too short to have one.
+        InputError: the target position is no position of the sequences, or a sink position; or the sequences are too
+        short
+            to have one.
     """
     length = location.sink_position + config.intervention_length
     if target_position is not None:
@@ -533,19 +528,17 @@ def add_makers(setting: Setting, parts: Sequence[Maker]) -> Setting:
 
 
 def sequences_to_test(n_sequences: int, *, config: TraceConfig) -> list[int]:
-    """Return the indices of the sequences on which interventions are made."""
     return evenly_spaced(range(n_sequences), config.intervention_sequences)
 
 
 def sequences_to_choose_by(n_sequences: int, *, config: TraceConfig) -> list[int]:
-    """Return the indices of the sequences on which makers are searched: those not tested, or all if none is left."""
+    """Return the indices of those not tested, or of all if none is left."""
     test = set(sequences_to_test(n_sequences, config=config))
     rest = [index for index in range(n_sequences) if index not in test]
     return evenly_spaced(rest or range(n_sequences), config.most_choosing_sequences)
 
 
 def why_no_interventions(lens: LensModel, tokens: TokenBatch) -> str | None:
-    """Return the reason why this model cannot be changed on these sequences; None if it can."""
     if lens.why_measured_only is not None:
         return lens.why_measured_only
     needed = ("pattern", "mask") if lens.own_attention else ("scores",)
@@ -569,7 +562,7 @@ def check_interior_position(position: int, *, shortest: int) -> None:
 
 
 def choose_target_position(tokens: TokenBatch, *, location: Location) -> int:
-    """Return the target position: a third of the shortest sequence's length, or the next position that is no sink."""
+    """Return a third of the shortest sequence's length, or the next position that is no sink."""
     target = max(1, int(tokens.lengths.min()) // 3)
     while target in location.sink_positions:
         target += 1
@@ -579,10 +572,7 @@ def choose_target_position(tokens: TokenBatch, *, location: Location) -> int:
 def find_segments(
     location: Location, *, n_layers: int, attention: Sequence[int]
 ) -> tuple[Segment, ...]:
-    """Return a segment per growth step: the layers between it and the next; without a step, the last three quarters.
-
-    A segment without a layer with ``attention`` is left out.
-    """
+    """Return a segment, if it has ``attention``, per growth step; without a step, the last three quarters."""
 
     def segment(number: int, steps: tuple[GrowthStep, ...], every: range) -> Segment:
         layers = tuple(layer for layer in every if layer in attention)
@@ -600,14 +590,14 @@ def find_segments(
 def draw_other_indices(
     units: Sequence[int], *, n: int, generator: torch.Generator, without: Sequence[int] = ()
 ) -> list[int]:
-    """Draw ``len(units)`` random indices below ``n``, not units and not in ``without``; all of these if fewer."""
+    """Draw ``len(units)`` indices below ``n``, not units and not in ``without``; all of these if fewer."""
     taken = {*units, *without}
     pool = torch.tensor([unit for unit in range(n) if unit not in taken], dtype=torch.long)
     return pool[torch.randperm(len(pool), generator=generator)[: len(units)]].tolist()
 
 
 def marked_units(masks: Mapping[int, Tensor]) -> dict[int, list[int]]:
-    """Return layer -> the neurons that its mask marks; a layer without any is left out."""
+    """Return layer -> the marked neurons; a layer without any is left out."""
     return {layer: mask.nonzero().flatten().tolist() for layer, mask in masks.items() if mask.any()}
 
 

@@ -1,4 +1,4 @@
-"""The headline numbers of a trace, as a table of the run."""
+"""The headline numbers of a trace."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,12 +24,12 @@ from .page.words import ANY_TOKEN, FEWEST, binding_sentence, makers_comparison
 from .placement import binding_kind
 
 _LEAST_MISSING = 0.01
-"""Attention to no key, in the mean, from which rows count as summing to less than 1."""
+"""Mean attention to no key from which rows count as summing to less than 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """The studied sequences, whose sink is at one position, and their readings."""
+    """The studied sequences, and their readings."""
 
     batch: TokenBatch
     panel: Panel
@@ -45,11 +45,10 @@ class Located:
     n_asked: int
     """Sequences before some of them, besides ``uncut``, were left out."""
     kept: Tensor
-    """Indices of the studied sequences among those."""
+    """Indices among those."""
 
     @property
     def too_few_sequences(self) -> bool:
-        """The sink is in too few sequences to test anything on them."""
         return self.lacking > 0 and self.batch.n_sequences < FEWEST
 
 

@@ -1,4 +1,4 @@
-"""The tables of a trace: from a panel to tidy data frames with the run folder's columns."""
+"""Tables of a trace, from a panel."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFra
 
 
 def _qk_alignment(lens: LensModel, location: Location) -> Tensor:
-    """Compute each head's QK alignment with the strongest outlier dimension that enters its layer: layer x head.
+    """Compute the alignment with the strongest outlier dimension that enters the layer: layer x head.
 
     It is nan in layers without one, and in latent attention, where a key is no fixed map of the stream.
     """
@@ -117,10 +117,7 @@ def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
 
 
 def key_table(panel: Panel, *, links: Sequence[Link]) -> pd.DataFrame:
-    """Make one row per layer with the parts of the studied key and of its logit (means).
-
-    Cosines and parts are missing if no outlier dimension enters the layer, and parts also if the key is rotated.
-    """
+    """Make one row per layer with the parts of the studied key and of its logit (means), where they were read."""
     frame = pd.DataFrame({"layer": pd.Series(dtype="int64")})
     for name, parts in (shown for link in links for shown in link.parts.items()):
         values = [

@@ -125,7 +125,7 @@ class Trace(Result):
         return chain_circuit(self.run).draw(style, width=width)
 
     def notebook_parts(self) -> tuple[object, ...]:
-        """Return the picture of the chain and the verdict on every link, which a notebook shows below the headline."""
+        """The picture of the chain and the verdict on every link, below the headline."""
         primary = self.links.loc[self.links["is_primary"]].drop_duplicates("link")
         return self.draw(), primary.filter(
             items=["link", "verdict", "statistic", "value", "ci_low", "ci_high"]
@@ -241,9 +241,9 @@ class _Inputs:
     lens: LensModel
     batch: TokenBatch
     other: TokenBatch | None
-    """The same text in the other BOS condition, if it is read."""
+    """In the other BOS condition, if that is read."""
     there: Occurrences | None
-    """The positions of the token that the configuration names, if it names one."""
+    """Where the token stands that the configuration names, if it names one."""
     config: TraceConfig
     kernel: Kernel
     links: Sequence[Link]
@@ -397,7 +397,7 @@ def _measure_and_judge(
 
 
 def _locate_and_measure(asked: _Inputs) -> summary.Located:
-    """Locate the sink and measure it; measure again with aligned sequences, or without those that lack the sink."""
+    """Measure again with aligned sequences, or without those that lack the sink."""
     batch, config, there = asked.batch, asked.config, asked.there
     given = None if there is None else there.position
     answered: list[int | None] = []  # the position of each first answer
@@ -511,7 +511,7 @@ _STAGES = {
     "mediation": ("freezing links, one at a time", 35),
     "placement": ("position or token?", 4),
 }
-"""First table of a stage -> what the bar says, and its seconds in a quick look at the default model on two cores."""
+"""First table of a stage -> what the bar says, and seconds of the default model on two cores."""
 
 
 class _StageBar:

@@ -39,12 +39,15 @@ _PARTS = {
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Make the readings of the studied key, in every layer that outlier dimensions enter.
+    """Read the studied key in every layer that outlier dimensions enter.
 
-    They are the cosine of the key with what the dimensions write into it, how far they cancel a bias of the keys, and
-    the parts of the key's logit, before a soft cap. The biases of the keys, and of the norm before them, add the same
-    to every key, and are taken off before the cosine. The logit is split only if the key is not rotated: at position 0,
-    or in models without rotary embeddings.
+    That is the cosine of the key with what the dimensions write into it, how far they cancel a bias of the keys, and
+    the
+    parts of the key's logit, before a soft cap. The biases of the keys, and of the norm before them, add the same to
+    every
+    key, and are taken off before the cosine. The logit is split only if the key is not rotated: at position 0, or in
+    models
+    without rotary embeddings.
     """
     lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
 
@@ -75,7 +78,7 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         )
 
     def cancelled(view: LayerView) -> Tensor:
-        """Cosine of what the dimensions write with minus the key's bias, and the norm of the key over others'."""
+        """Cosine of what the dimensions write with minus the key's bias, and the key's norm over others'."""
         weights, constants = one.layer_weights(view.layer), one.layer_constants(view.layer)
         given = weights.keys(
             view["attn_in"][:, key].float() - constants.read, dimensions=dimensions[view.layer]

@@ -40,7 +40,7 @@ from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
 
 _MOST_DIRECTIONS = 32
 _LEAST_CHANGED = 0.05
-"""A step writes its dimension if it changes it by at least this share of what stands there after it."""
+"""Share of what stands there after a step that it must change, to write its dimension."""
 _WRITES = 0.1
 """Share of a column's energy that must lie in the outlier dimensions for its neuron to write them."""
 
@@ -213,7 +213,7 @@ def _make_path_to_key(
 
 
 def _make_path_of_all(setting: Setting) -> list[Intervention]:
-    """Take all that super neurons write from the sink's key alone."""
+    """Take all that super neurons write from the key."""
     units = marked_units(setting.super_neurons)
     keys = tuple(
         layer

@@ -25,8 +25,8 @@ from ...schema import (
 from ...text import interval_text, join_and, parse_ranges, percent
 
 CANCELS = 0.5
-"""A bias of the keys is cancelled if the cosine with minus the bias is above this, and the sink's key shorter than this
-share of other keys."""
+"""Keys' bias is cancelled if the cosine with minus it is above this, and the sink's key shorter than this share of
+others."""
 
 Tables = Mapping[str, pd.DataFrame]
 
@@ -45,7 +45,7 @@ MEANINGS = {
     "parts?": "a neuron, a head, an embedding or a bias of the keys",
     "switching off": "setting to its mean over ordinary tokens, at the sink token (a bias of the keys: to 0)",
 }
-"""Word of a headline, as a pattern -> its meaning, which a page shows below the headline."""
+"""Word of a headline, as a pattern -> its meaning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class LinkWords:
     """The texts about a link that a page shows besides its sentence; those here are said of a link without a row."""
 
     carries_as: Callable[[Tables], str] = lambda _: ""
-    """What the headline says carries the sink if the link does; empty if nothing was found to name."""
+    """What the headline says carries the sink; empty if nothing was found to name."""
     asks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Link -> the questions that must be answered yes before."""
     last_resort: bool = False
@@ -78,13 +78,13 @@ class LinkWords:
     no_part_asks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Link -> the questions that must be answered no before."""
     breaking: str = "breaking it"
-    """The intervention as the subject of a sentence."""
+    """The subject of a sentence."""
     does: str = "remove"
     does_not: str = "the sink does not hang on it"
     stands_out: str = "it stands out"
     """Said if the link is present."""
     broken: str = "breaking it {}"
-    """What the intervention did, around ``change_text``."""
+    """Around ``change_text``."""
     remarks: Callable[[Tables, Mapping[str, Any]], list[str]] = lambda *_: []
     """Sentences from the tables and the row of the link's own intervention."""
     gentler: tuple[str, str] | None = None
@@ -92,7 +92,7 @@ class LinkWords:
 
 
 def change_text(share: float, *, does: str = "remove") -> str:
-    """Write what an edit does to a share of the sink: "removes 22%"; "adds 22%" if the share removed is below 0."""
+    """Write "removes 22%"; "adds 22%" if the share removed is below 0."""
     shown = percent(share)
     if shown.startswith("−") and does != "make":
         return f"{'gains' if does == 'lose' else 'adds'} {shown[1:]}"
@@ -172,7 +172,7 @@ def _cancelled_bias_phrase(tables: Tables) -> Phrase | None:
 
 
 def _direction_phrase(tables: Tables) -> Phrase | None:
-    """Say what ablating the directions that makers write removes, if more than random ones and the smaller norm alone.
+    """Say what ablating makers' directions removes, if more than random ones and the smaller norm alone.
 
     Only outlier dimensions were tried one by one, so nothing is said of a single dimension.
     """
@@ -352,5 +352,5 @@ WORDS: Mapping[str, LinkWords] = {
         carries_as=lambda _: "its key", asks={"key_sink": BOTH}, last_resort=True
     ),
 }
-"""Link -> its words, in the order of the chain."""
+"""In the order of the chain."""
 PLAIN = LinkWords()

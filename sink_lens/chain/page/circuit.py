@@ -59,14 +59,14 @@ _KINDS = {
     "the sink's key": "key",
     "attention sink": "heads",
 }
-"""Node of the chain -> the kind of node of which tables say more; any other is a plain box."""
+"""Node of the chain -> its kind; any other is a plain box."""
 _BY_STEP = ("neurons", "dimension", "key", "heads")
 """Kinds that have a node for each growth step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ChainCircuit(Drawable):
-    """The nodes and arrows of a trace's chain, as tables that a figure draws."""
+    """The nodes and arrows of a trace's chain."""
 
     about: dict[str, Any]
     """Model, hashes of weights and tokens, the studied position, whether it is a sink, and ``value_average``: size,
@@ -105,7 +105,7 @@ class ChainCircuit(Drawable):
 
 
 def chain_circuit(run: Run) -> ChainCircuit:
-    """Make the circuit from the tables of a trace.
+    """Make the circuit.
 
     Raises:
         RunError: the run has no links, or does not say which position is the sink.
@@ -165,7 +165,7 @@ def _value_average_shares(effects: pd.DataFrame | None) -> dict[str, list[float]
 
 
 def _node_kind(node: str) -> str:
-    """Return the kind of a node, such as ``neurons``; that of a user's own link is made of its name."""
+    """A user's own link has nodes whose kind is made of the name."""
     return _KINDS.get(node) or "node_" + re.sub(r"\W+", "_", node)
 
 
@@ -180,7 +180,7 @@ class _GrowthStep:
 
 
 def _read_growth_steps(run: Run) -> list[_GrowthStep]:
-    """Return the growth steps; without any, a single step 0 whose sink is read in all layers."""
+    """Without any, make a single step 0 whose sink is read in all layers."""
     last = int(run.provenance.get("n_layers") or 1) - 1
     columns = ["step", "first_layer", "last_layer", "outlier_dimension"]
     table = run.optional("growth_steps", columns=columns)
@@ -269,7 +269,7 @@ def _link_edges(
     effect_of: Mapping[str, Any],
     growth_steps: list[_GrowthStep],
 ) -> Iterator[dict[str, Any]]:
-    """Yield an edge for each link; a link with a node of a growth step has one for every step."""
+    """A link with a node of a growth step has an edge for every step."""
     for link in joined:
         rows = links.loc[(links["link"] == link.name) & links["is_primary"].eq(True)]
         first: Any = next(iter(rows.to_dict("records")), {})

@@ -1,7 +1,6 @@
 """The chain of a trace as a picture: a box for each node, an arrow for each link, and the link's verdict beside it.
 
-The number is what the link's intervention removes or makes, with its interval. Growth steps stand side by side. The
-figure reads from left to right, or downwards if it is narrow.
+Growth steps stand side by side. The figure reads from left to right, or downwards if it is narrow.
 """
 
 import math
@@ -38,7 +37,7 @@ LINES: Mapping[str, tuple[str, Any]] = {
     "fails": (ORANGE, (0, (3, 1.6))),
     "not in this basis": (ORANGE, (0, (3, 1.6, 1, 1.6))),
 }
-"""Verdict -> colour and dashes of its arrow; every other is grey and dotted: nothing was decided."""
+"""Colour and dashes of an arrow; every other is grey and dotted: nothing was decided."""
 _DOTTED = (QUIET, (0, (1, 1.4)))
 _MOST_STEPS = 6
 _NARROW = 5.0

@@ -1,4 +1,4 @@
-"""Findings of a trace, as far as its tables say: a few numbers, sentences, and the verdict on every link."""
+"""Findings of a trace, as far as its tables say."""
 
 import math
 import re
@@ -42,13 +42,13 @@ class Story:
     sink_rate: float | None
     sink_interval: tuple[float, float] | None
     having: tuple[int, int] | None
-    """Sequences that have the sink, and all; None if all of them have it."""
+    """Sequences that have the sink, and all, if they differ."""
     threshold: float | None
     min_sink_rate: float
     lasting: list[int] | None
-    """The outlier dimensions that stand out after more than one layer; all of them if none lasts that long."""
+    """The outlier dimensions of two layers or more; all of them if none lasts that long."""
     steps: list[tuple[int, int, float]] | None
-    """Growth steps: first and last layer, and by how much the norm ratio grew."""
+    """First and last layer, and by how much the norm ratio grew."""
     super_neurons: list[str] | None
     """As L11.N1229, the strongest first."""
     to_no_key: float | None = None
@@ -58,7 +58,6 @@ class Story:
 
     @property
     def studied(self) -> str:
-        """Return in words what is studied: a position, or the token that sequences were cut around."""
         known = "the sink token" if self.position is None else f"position {self.position}"
         return "the studied token" if self.cut else known
 
@@ -83,7 +82,7 @@ def title(run: Run) -> str:
 
 
 def evidence_tables(run: Run) -> dict[str, pd.DataFrame]:
-    """Return the tables from which sentences are made, without those that the run lacks."""
+    """Return the tables from which sentences are made, as far as the run has them."""
     known = {name: run.optional(name, columns=columns) for name, columns in _NEEDED.items()}
     return {name: table for name, table in known.items() if table is not None}
 
@@ -161,7 +160,6 @@ _TARGETS = {
     "outlier dimensions": "the outlier dimensions' size",
     "sink logit": "what sink logits take",
 }
-"""Target of the makers in a model without a sink -> its words in a sentence."""
 
 
 def headline_numbers(run: Run) -> list[tuple[str, str]]:
@@ -244,7 +242,7 @@ _COUNTED = {
     "mixed": ("has mixed statistics", "have mixed statistics"),
     "not measured": ("was not measured", "were not measured"),
 }
-"""Verdict -> what one link does, and what several do."""
+"""What one link does, and what several do."""
 
 
 _NOT = "not measured"
@@ -261,13 +259,13 @@ class NamedLink:
 
     @property
     def in_words(self) -> str:
-        """The link in words, such as "super neurons → outlier dimension"."""
+        """Such as "super neurons → outlier dimension"."""
         return f"{self.source} → {self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkRow:
-    """A link, with its primary statistic and its intervention, as texts for the cells of the page's table."""
+    """A link, its primary statistic and its intervention, as texts of the page's table."""
 
     link: str
     title: str
@@ -286,13 +284,11 @@ class LinkRow:
     control_share: str = ""
     control_largest: str = ""
     loss: str = ""
-    """Loss before and after the intervention, in nats, and its change."""
     answers: tuple[tuple[str, str], ...] = ()
     remarks: tuple[str, ...] = ()
 
 
 def recorded_number(run: Run, name: str) -> float | None:
-    """Read a number, such as a threshold, from the configuration or the provenance."""
     for held in (run.config, run.provenance.get("thresholds"), run.provenance):
         if isinstance(held, Mapping) and held.get(name) is not None:
             return float(held[name]) if isinstance(held[name], (int, float)) else None
@@ -366,7 +362,7 @@ def _marked_rows(table: pd.DataFrame, column: str, position: int | None) -> pd.D
 
 
 def named_links(run: Run) -> list[NamedLink]:
-    """Return the links of the table ``chain`` in their order; [] without that table."""
+    """Return the links of the table ``chain``; [] without it."""
     table = run.optional("chain", columns=["order", "link", "source", "target", "sentence"])
     if table is None:
         return []
@@ -400,7 +396,6 @@ def paths_after_their_step(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def link_rows(run: Run) -> list[LinkRow]:
-    """Return a row for each link, in the order of the chain."""
     columns = [
         "link",
         "statistic",

@@ -53,7 +53,7 @@ BOUND = {
     "own position and token": "Only its own token there makes it",
     "some tokens": "Some tokens there make it, and others do not",
 }
-"""What the sink is bound to, as ``placement`` gives it -> in words; other kinds say nothing."""
+"""Kind of a placement -> what the sink is bound to; other kinds say nothing."""
 ANY_TOKEN = (
     "positional",
     "positional, not BOS",
@@ -63,7 +63,7 @@ ANY_TOKEN = (
 )
 """Kinds that speak of any token: a sink that only some sequences have is of none of them."""
 FEWEST = 4
-"""A sink that fewer sequences have is not tested on them alone."""
+"""A sink of fewer sequences is not tested."""
 
 _VIEWS_DIFFER = 0.2
 """The makers and the super neurons disagree if their shares differ by more than this."""
@@ -364,7 +364,7 @@ def _damage_sentence(tables: Tables, link: str, row: Mapping[str, Any]) -> str:
 
 
 def is_off_distribution(row: Mapping[Any, Any]) -> bool:
-    """Check whether an intervention, a row of ``effects``, costs clearly more loss than masking the sink does.
+    """Check whether a row of ``effects`` costs clearly more loss than masking the sink does.
 
     A model may need its sink, so a high loss alone says nothing; nor does one of a model that predicts hardly better
     than uniform guessing.
@@ -376,7 +376,7 @@ def is_off_distribution(row: Mapping[Any, Any]) -> bool:
 
 
 def is_beyond_chance(row: Mapping[Any, Any]) -> bool:
-    """Check whether a set, a row of ``maker_sets``, surely removes some of the sink, and more than chance."""
+    """Check whether a row of ``maker_sets`` surely removes some of the sink, and more than chance."""
     control = row.get("control_largest")
     most = float(control) if control is not None and control == control else 0.0
     return float(row["ci_low"]) > max(0.0, most)
