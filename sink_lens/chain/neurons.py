@@ -136,6 +136,10 @@ def super_neurons_of_layer(splits: list[LayerSplit], *, layer: int) -> Bool[Tens
     return torch.stack([split.is_super for split in splits if split.layer == layer]).any(0)
 
 
+def super_units_of_layer(splits: list[LayerSplit], *, layer: int) -> list[int]:
+    return super_neurons_of_layer(splits, layer=layer).nonzero().flatten().tolist()
+
+
 def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
     """Make one row per (layer, neuron, sink position) of every growth layer."""
     frames = []
@@ -230,7 +234,7 @@ def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -
         weights = mlp_weights(lens, layer=layer)
         x = panel.at_layer("mlp_in_by_position", layer)
         activations = panel.at_layer("neurons_by_position", layer)
-        for neuron in super_neurons_of_layer(splits, layer=layer).nonzero().flatten().tolist():
+        for neuron in super_units_of_layer(splits, layer=layer):
             up_row = weights.w_up[neuron].float().cpu()
             gate_row = up_row if weights.w_gate is None else weights.w_gate[neuron].float().cpu()
             found = measures.selectivity(x, gate_row=gate_row, up_row=up_row)

@@ -6,7 +6,7 @@ it is *mean ablated* instead: set to ``mean_ordinary``, the mean over the tokens
 
 import dataclasses
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import chain
@@ -186,6 +186,10 @@ class Setting:
         )
         with_sink = (mass - self.uniform_mass() >= LEAST_SINK).nonzero().flatten().tolist()
         return tuple(with_sink) or self.layers_after_growth
+
+    def sink_layers_with_keys_of(self, layers: Collection[int]) -> tuple[int, ...]:
+        """Return the layers of the sink that attend with keys of ``layers``; in Gemma 4, some use those of others."""
+        return tuple(one for one in self.sink_layers if self.lens.key_layers([one])[0] in layers)
 
     @cached_property
     def null_mass(self) -> Float[Tensor, "layer head"]:

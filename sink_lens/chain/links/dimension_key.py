@@ -236,7 +236,7 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
         return edit("k", change, reads="attn_in", **at)
 
     drawn = setting.draw_other_units("attn_in", entering, generator=trial.generator)
-    reads = tuple(layer for layer in setting.sink_layers if lens.key_layers([layer])[0] in entering)
+    reads = setting.sink_layers_with_keys_of(entering)
     rest = edit_of(entering, ALL_BUT, but=True)
     return [
         Intervention(

@@ -1,14 +1,13 @@
 """Super neurons write the outlier dimension: a few columns of the down-projection make it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...edits.constructors import At, Edit, edit, scalar
+from ...edits.constructors import At, edit, scalar
 from ...measures.dimensions import dominance_ratio
 from ...models.weights import mlp_weights, norm_weights
 from ...schema import OWN, PATH, RESCALED, SPAN, WRITTEN
@@ -24,7 +23,7 @@ from ..evidence import (
     weakest_statistic,
 )
 from ..locate import own_directions
-from ..neurons import LayerSplit, super_neurons_of_layer
+from ..neurons import LayerSplit, super_units_of_layer
 from ..paths import KEY, SUPER, End, Path, Writings
 from ..setting import (
     WHOLE,
@@ -48,24 +47,18 @@ _WRITES = 0.1
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """The dominance ratio is read after the first growth step; without a step, in the layer where it is largest."""
     panel, location, name = evidence.panel, evidence.panel.location, "contribution_share"
-    nothing = undefined_without_growth_step(evidence, name)
-    own = (
-        []
-        if any(layer >= 0 for layer in location.outliers)
-        else own_direction_statistics(evidence, rng)
+    nothing, last = (
+        undefined_without_growth_step(evidence, name),
+        max(location.outliers, default=-2),
     )
+    own = [] if last >= 0 else own_direction_statistics(evidence, rng)
     if nothing is not None and nothing.absent:
         stands_out = any(one.interval.low > evidence.config.growth_factor for one in own)
-        no_source = (
-            not location.outliers and not stands_out
-        )  # there is nothing that neurons could write
-        nothing = replace(nothing, no_source=no_source)
-    elif nothing is None and not any(
-        layer >= location.growth_layers[0] for layer in location.outliers
-    ):
-        nothing = undefined_statistic(
-            name, "no dimension dominates after a growth step", absent=True
-        )
+        # without these there is nothing that neurons could write
+        nothing = replace(nothing, no_source=not location.outliers and not stands_out)
+    elif nothing is None and last < location.growth_layers[0]:
+        note = "no dimension dominates after a growth step"
+        nothing = undefined_statistic(name, note, absent=True)
     dominance = torch.stack([dominance_ratio(state) for state in panel.sink_states()[1:]])
     layer = location.steps[0].last_layer if location.steps else int(dominance.mean(1).argmax())
     statistics = _compute_share_statistics(evidence, rng) if nothing is None else [nothing]
@@ -86,25 +79,20 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
         splits = evidence.splits_of(step)
         change = torch.stack([split.change for split in splits]).sum(0)
         # Steps of the random-init baseline are given, and grow in nothing.
-        standing = panel.rescale_to_last_layer(panel.sink_states())[step.last_layer + 1][
-            :, step.dimension
-        ]
+        states = panel.rescale_to_last_layer(panel.sink_states())
+        standing = states[step.last_layer + 1, :, step.dimension]
         grows = step.ratio_after >= evidence.config.growth_factor**0.5 * step.ratio_before
         if grows and float(change.mean().abs()) < _LEAST_CHANGED * float(standing.mean().abs()):
             note = f"growth step {number} changes nothing at the sink token: other tokens become smaller"
             return [undefined_statistic("contribution_share", note, absent=True)]
-        supers = [
-            super_neurons_of_layer(evidence.splits, layer=s.layer).nonzero().flatten().tolist()
-            for s in splits
-        ]
+        supers = [super_units_of_layer(evidence.splits, layer=s.layer) for s in splits]
 
         def share_rows(
-            chosen: list[list[int]], splits: list[LayerSplit] = splits, change: Tensor = change
+            chosen: Iterable[list[int]], splits: list[LayerSplit] = splits, change: Tensor = change
         ) -> Tensor:
-            written = torch.stack(
-                [s.terms[:, units].sum(1) for s, units in zip(splits, chosen, strict=True)]
-            ).sum(0)
-            return torch.stack([written, change], dim=1)[evidence.tested_sequences]
+            written = [s.terms[:, units].sum(1) for s, units in zip(splits, chosen, strict=True)]
+            both = torch.stack([torch.stack(written).sum(0), change], dim=1)
+            return both[evidence.tested_sequences]
 
         random = [
             [
@@ -113,9 +101,7 @@ def _compute_share_statistics(evidence: Evidence, rng: np.random.Generator) -> l
             ]
             for units, split in zip(supers, splits, strict=True)
         ]
-        controls = [
-            ratio_of_means(share_rows(list(draw)).numpy()) for draw in zip(*random, strict=True)
-        ]
+        controls = [ratio_of_means(share_rows(draw).numpy()) for draw in zip(*random, strict=True)]
         found = evidence.interval(share_rows(supers), generator=rng, statistic=ratio_of_means)
         name = f"contribution_share_step_{number}"
         nulls = {"random_neurons": largest_control(controls)}
@@ -130,33 +116,30 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
     every position, since a neuron may make the sink by what it takes from other tokens.
     """
     setting, generator = trial.setting, trial.generator
-    at_sink = {"position": setting.sink_position, "reads": setting.sink_layers}
-    found = list[Intervention]()
-    grown = setting.location.growth_layers[0] if setting.location.steps else 0
-    by_layer = {
-        layer: list(dims) for layer, dims in setting.location.outliers.items() if layer >= grown
-    }
+    found, location = list[Intervention](), setting.location
+    grown = location.growth_layers[0] if location.steps else 0
+    by_layer = {layer: list(dims) for layer, dims in location.outliers.items() if layer >= grown}
     every = sorted({one for dims in by_layer.values() for one in dims})
     supers = _writing_neurons(setting, every)
     if supers and every:
         found += _make_path_to_key(setting, supers, generator=setting.make_generator())
         chosen = {layer: by_layer.get(layer) or every for layer in supers}
 
-        def entries(dimensions: Mapping[int, Sequence[int]]) -> Edits:
+        def entries(dimensions: Units) -> Edits:
             return tuple(
                 scalar(setting.lens, layer=layer, neurons=units, dimensions=dimensions[layer])
                 for layer, units in supers.items()
             )
 
         controls = setting.draw_other_units("resid_post", chosen, generator=generator)
-        name = "entries of down_proj to the outlier dimensions x 0"
         found.append(
             Intervention(
-                name=name,
+                name="entries of down_proj to the outlier dimensions x 0",
                 edits=entries(chosen),
                 controls=tuple(map(entries, controls)),
+                position=setting.sink_position,
+                reads=setting.sink_layers,
                 is_primary=False,
-                **at_sink,
             )
         )
     if by_layer:
@@ -174,104 +157,78 @@ def _make_interventions(trial: Trial) -> list[Intervention]:
 
 
 def _make_path_to_key(
-    setting: Setting, supers: Mapping[int, list[int]], *, generator: torch.Generator
+    setting: Setting, supers: Units, *, generator: torch.Generator
 ) -> list[Intervention]:
     """Take what ``supers`` write into the outlier dimensions from the sink's key alone."""
-    lens, first = setting.lens, min(supers)
     entering = {
-        layer: setting.location.entering_dimensions(layer)
-        for layer in lens.key_layers(setting.sink_layers)
+        layer: list(setting.location.entering_dimensions(layer))
+        for layer in setting.lens.key_layers(setting.sink_layers)
+        if layer > min(supers)
     }
-    through = {layer: list(dims) for layer, dims in entering.items() if dims and layer > first}
+    through = {layer: dims for layer, dims in entering.items() if dims}
     if not through:
         return []
-    writings = Writings(setting=setting, units=supers)
-
-    def cut(dimensions: Units) -> Edits:
-        return writings.cut_edits(
-            Path(
-                through=dimensions,
-                position=setting.sink_position,
-                source=End(name=SUPER, units=supers),
-                target=End(name=KEY, layers=tuple(through)),
-            )
-        )
-
-    return [
-        Intervention(
-            name=PATH,
-            edits=cut(through),
-            controls=tuple(
-                map(cut, setting.draw_other_units("resid_post", through, generator=generator))
-            ),
-            position=setting.sink_position,
-            reads=tuple(
-                layer for layer in setting.sink_layers if lens.key_layers([layer])[0] in through
-            ),
-        )
-    ]
+    drawn = setting.draw_other_units("resid_post", through, generator=generator)
+    cuts = [_cut_from_key(setting, supers, through, through=one) for one in (through, *drawn)]
+    return [_intervene_on_key(setting, PATH, cuts, keys=through, is_primary=True)]
 
 
 def _make_path_of_all(setting: Setting) -> list[Intervention]:
     """Take all that super neurons write from the key."""
     units = marked_units(setting.super_neurons)
-    keys = tuple(
+    keys = [
         layer
         for layer in setting.lens.key_layers(setting.sink_layers)
         if layer > min(units, default=layer)
-    )
+    ]
     if not keys:
         return []
+    drawn = setting.draw_other_units("neurons", units, generator=setting.make_generator())
+    cuts = [_cut_from_key(setting, one, keys) for one in (units, *drawn)]
+    return [_intervene_on_key(setting, WRITTEN, cuts, keys=keys, is_primary=False)]
 
-    def cut(units: Units) -> Edits:
-        source, target = End(name=SUPER, units=units), End(name=KEY, layers=keys)
-        path = Path(source=source, target=target, position=setting.sink_position)
-        return Writings(setting=setting, units=units).cut_edits(path)
 
-    controls = setting.draw_other_units("neurons", units, generator=setting.make_generator())
-    return [
-        Intervention(
-            name=WRITTEN,
-            edits=cut(units),
-            controls=tuple(map(cut, controls)),
-            position=setting.sink_position,
-            reads=tuple(
-                layer
-                for layer in setting.sink_layers
-                if setting.lens.key_layers([layer])[0] in keys
-            ),
-            is_primary=False,
-        )
-    ]
+def _cut_from_key(
+    setting: Setting, units: Units, keys: Iterable[int], *, through: Units | None = None
+) -> Edits:
+    source, target = End(name=SUPER, units=units), End(name=KEY, layers=tuple(keys))
+    path = Path(source=source, target=target, through=through, position=setting.sink_position)
+    return Writings(setting=setting, units=units).cut_edits(path)
+
+
+def _intervene_on_key(
+    setting: Setting, name: str, cuts: list[Edits], *, keys: Collection[int], is_primary: bool
+) -> Intervention:
+    return Intervention(
+        name=name,
+        edits=cuts[0],
+        controls=tuple(cuts[1:]),
+        position=setting.sink_position,
+        reads=setting.sink_layers_with_keys_of(keys),
+        is_primary=is_primary,
+    )
 
 
 def _ablate_own_directions(setting: Setting, *, first: int) -> list[Intervention]:
     """Mean ablate the token's own directions after each layer from ``first`` on."""
     layers = range(first, setting.lens.n_layers)
-    states = setting.baseline_tensors("resid_post", layers=layers)
-    over = {
-        layer: (x - setting.mean_ordinary(x))[:, setting.sink_position]
-        for layer, x in states.items()
-    }
+    means = _ordinary_states(setting, layers)
     spans = {
-        layer: own_directions(x, thresholds=setting.config).float() for layer, x in over.items()
+        layer: own_directions(
+            x[:, setting.sink_position] - means[layer], thresholds=setting.config
+        ).float()
+        for layer, x in setting.baseline_tensors("resid_post", layers=layers).items()
     }
     later = tuple(layer for layer in setting.sink_layers if layer > first)
     if not later or not any(span.numel() for span in spans.values()):
         return []
-    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in states.items()}
-    edit_of = partial(_ablate_spans, setting, means=means)
     drawn = draw_spans(setting, spans, generator=setting.make_generator())
-    return [
-        Intervention(
-            name=OWN,
-            edits=(edit_of(spans, label=OWN),),
-            controls=tuple((edit_of(one, label="random directions"),) for one in drawn),
-            position=setting.sink_position,
-            reads=later,
-            is_primary=False,
-        )
-    ]
+    return [_ablate_spans(setting, OWN, [spans, *drawn], means=means, reads=later)]
+
+
+def _ordinary_states(setting: Setting, layers: Sequence[int]) -> dict[int, Tensor]:
+    states = setting.baseline_tensors("resid_post", layers=layers)
+    return {layer: setting.mean_ordinary(x)[0, 0] for layer, x in states.items()}
 
 
 def _without_span(x: Tensor, span: Tensor, mean: Tensor) -> Tensor:
@@ -280,14 +237,33 @@ def _without_span(x: Tensor, span: Tensor, mean: Tensor) -> Tensor:
 
 
 def _ablate_spans(
-    setting: Setting, spans: Mapping[int, Tensor], *, means: Mapping[int, Tensor], label: str
-) -> Edit:
-    return edit(
-        "resid_post",
-        lambda x, at: _without_span(x, spans[at.layer], means[at.layer]),
-        layers=tuple(spans),
-        positions=[setting.sink_position],
-        label=label,
+    setting: Setting,
+    name: str,
+    several: Sequence[Mapping[int, Tensor]],
+    *,
+    means: Mapping[int, Tensor],
+    reads: tuple[int, ...],
+) -> Intervention:
+    """Mean ablate the first of ``several`` spans (layer -> d_model x direction); the others are controls."""
+
+    def ablation(spans: Mapping[int, Tensor], label: str) -> Edits:
+        return (
+            edit(
+                "resid_post",
+                lambda x, at: _without_span(x, spans[at.layer], means[at.layer]),
+                layers=tuple(spans),
+                positions=[setting.sink_position],
+                label=label,
+            ),
+        )
+
+    return Intervention(
+        name=name,
+        edits=ablation(several[0], name),
+        controls=tuple(ablation(spans, "random directions") for spans in several[1:]),
+        position=setting.sink_position,
+        reads=reads,
+        is_primary=False,
     )
 
 
@@ -325,51 +301,28 @@ def span_interventions(setting: Setting, *, generator: torch.Generator) -> list[
     to none of the token's energy, so a second intervention only rescales the token to the norm that it has without the
     span.
     """
-    written = {
-        layer: columns for layer, columns in _written_directions(setting).items() if columns.numel()
-    }
+    written = _written_directions(setting)
     if not written:
         return []
     layers = range(max(0, min(written)), setting.lens.n_layers)
     if not any(layer > layers[0] for layer in setting.sink_layers):
         return []
-    until = {
-        layer: torch.cat([one for at, one in written.items() if at <= layer]) for layer in layers
-    }
-    spans = {
-        layer: torch.linalg.qr(columns.T.double())[0].float() for layer, columns in until.items()
-    }
-    states = setting.baseline_tensors("resid_post", layers=layers)
-    means = {layer: setting.mean_ordinary(x)[0, 0] for layer, x in states.items()}
+    spans = {}
+    for layer in layers:
+        columns = torch.cat([one for at, one in written.items() if at <= layer])
+        spans[layer] = torch.linalg.qr(columns.T.double())[0].float()
+    means = _ordinary_states(setting, layers)
 
     def rescaled(x: Tensor, at: At) -> Tensor:
         without = _without_span(x, spans[at.layer], means[at.layer])
         return x * (without.norm(dim=-1) / x.norm(dim=-1).clamp(min=1e-9))[..., None]
 
-    edit_of = partial(_ablate_spans, setting, means=means)
-    drawn = draw_spans(setting, spans, generator=generator)
-    beside = {"position": setting.sink_position, "reads": setting.sink_layers, "is_primary": False}
+    drawn, place = draw_spans(setting, spans, generator=generator), setting.sink_position
+    smaller = edit("resid_post", rescaled, layers=tuple(layers), positions=[place], label=RESCALED)
+    ablation = _ablate_spans(setting, SPAN, [spans, *drawn], means=means, reads=setting.sink_layers)
     return [
-        Intervention(
-            name=SPAN,
-            edits=(edit_of(spans, label=SPAN),),
-            controls=tuple((edit_of(one, label="random span"),) for one in drawn),
-            **beside,
-        ),
-        Intervention(
-            name=RESCALED,
-            edits=(
-                edit(
-                    "resid_post",
-                    rescaled,
-                    layers=tuple(layers),
-                    positions=[setting.sink_position],
-                    label=RESCALED,
-                ),
-            ),
-            control_of=SPAN,
-            **beside,
-        ),
+        ablation,
+        replace(ablation, name=RESCALED, edits=(smaller,), controls=(), control_of=SPAN),
     ]
 
 
@@ -378,17 +331,17 @@ def _written_directions(setting: Setting) -> dict[int, Tensor]:
     found: dict[int, list[Tensor]] = {}
     for part in setting.makers[:_MOST_DIRECTIONS]:
         if part.kind == "neuron":
-            column = mlp_weights(setting.lens, layer=part.layer).w_down[:, part.unit].float().cpu()
+            written = mlp_weights(setting.lens, layer=part.layer).w_down[:, part.unit].float().cpu()
             norm = norm_weights(setting.lens, layer=part.layer, which="mlp_post_norm")
-            found.setdefault(part.layer, []).append(
-                (column if norm is None else column * norm.gain.cpu())[None]
-            )
+            written = written if norm is None else written * norm.gain.cpu()
         elif part.kind == "embedding" or part.kind in WHOLE:
             site, layer = (WHOLE[part.kind], part.layer) if part.kind in WHOLE else ("resid_pre", 0)
             whole = setting.baseline_tensors(site, layers=[layer])[layer].float().cpu()
-            over = whole[:, setting.sink_position].mean(0) - setting.mean_ordinary(whole)[0, 0]
-            found.setdefault(part.layer, []).append(over[None])
-    return {layer: torch.cat(columns) for layer, columns in sorted(found.items())}
+            written = whole[:, setting.sink_position].mean(0) - setting.mean_ordinary(whole)[0, 0]
+        else:
+            continue
+        found.setdefault(part.layer, []).append(written)
+    return {layer: torch.stack(columns) for layer, columns in sorted(found.items())}
 
 
 def _freeze_dimensions(

@@ -19,7 +19,7 @@ from ..evidence import (
     undefined_without_growth_step,
     weakest_statistic,
 )
-from ..neurons import neurons_of_same_experts, super_neurons_of_layer
+from ..neurons import neurons_of_same_experts, super_units_of_layer
 from ..setting import FrozenQuantity, Segment, Setting, draw_other_indices, marked_units
 from .link import Freeze, Intervention, Link, Trial, make_mean_ablation
 
@@ -49,9 +49,7 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
             both = torch.stack([at_sink, panel.at_layer("neurons_elsewhere", layer)], dim=1)[
                 evidence.tested_sequences
             ]
-            supers = (
-                super_neurons_of_layer(evidence.splits, layer=layer).nonzero().flatten().tolist()
-            )
+            supers = super_units_of_layer(evidence.splits, layer=layer)
             mates = neurons_of_same_experts(evidence.lens, supers, layer=layer)
             others = [
                 draw_other_indices(supers, n=both.shape[-1], generator=generator, without=mates)
