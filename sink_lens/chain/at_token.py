@@ -1,7 +1,6 @@
 """``trace(at=TOKEN)``: sequences cut so that one occurrence of a token stands at one position in each.
 
-Each row is one occurrence: some tokens before it, it, and what follows it up to the next occurrence. So the chain's
-readings, interventions and freezes at that position are those at the occurrence.
+So the chain's readings, interventions and freezes at that position are those at the occurrence.
 """
 
 from dataclasses import dataclass, replace
@@ -77,11 +76,7 @@ def has_learned_positions(lens: LensModel) -> bool:
 
 
 def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
-    """Return the ids of all tokens that read like ``token``, or like it after a space; digits are an id.
-
-    Raises:
-        InputError: the id is outside the vocabulary, no id has this text, or the model has no tokenizer.
-    """
+    """Return the ids of all tokens that read like ``token``, or like it after a space; digits are an id."""
     if token.isdecimal():
         if int(token) >= lens.d_vocab:
             raise InputError(

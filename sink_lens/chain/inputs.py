@@ -50,8 +50,8 @@ def align_sinks(
     """Cut each sequence so that its own sink, such as a delimiter, stands at one common position.
 
     Sequences are left out if their sink has too few tokens before or after it. The result is None with BOS, if fewer
-    than half of the sequences are left, or if no cut is needed: the sequences have no sinks (a ``rate``, mean over
-    layers, of ``min_sink_rate`` or more), or have them at ``position``.
+    than half of the sequences are left, or if no cut is needed: they have no sinks (a ``rate``, mean over layers, of
+    ``min_sink_rate``), or have them at ``position``.
     """
     of_sequence = rate.nanmean(0).nan_to_num(0.0)
     typical = float(of_sequence.max(1).values.mean())
@@ -81,8 +81,9 @@ def find_sinks_elsewhere(
 ) -> dict[int, int]:
     """Find the sequences whose sink is not at ``position``: index -> position of its sink.
 
-    The sink ``rate`` at ``position`` is under half of its mean over sequences there, and another position reaches that
-    half. If half of the sequences or more are like that, the result is empty.
+    The ``rate`` at ``position`` is under half of its mean over sequences there, and another position reaches that half.
+    If
+    half of the sequences are like that, the result is empty.
     """
     of_sequence = rate.nanmean(0)
     least = float(of_sequence[:, position].nanmean()) / 2

@@ -56,14 +56,11 @@ def intervention_table(
     links: Sequence[Link] = LINKS,
     progress: bool = False,
 ) -> pd.DataFrame:
-    """Run every intervention of every link in ``links``: a table with one row per intervention.
+    """Run every intervention of every link: a table with one row per intervention.
 
-    Amplification uses ``means`` and the factors that are best in ``curve``. Cost: one pass with the loss an
-    intervention,
-    and a shorter one for each control, in one queue. An intervention that answers no question of its link has
-    ``FEW_CONTROLS`` in it, and the others after it where its interval may lie above them. Where a verdict may hang on
-    the
-    largest control (``hangs_on_controls``), the controls are then run on all positions.
+    Cost: one pass with the loss an intervention, and a shorter one for each control, in one queue. An intervention that
+    answers no question of its link has ``FEW_CONTROLS`` in it, and the others after it where its interval may lie above
+    them. Where a verdict may hang on the largest control, the controls are then run on all positions.
     """
     trial = Trial(setting=setting, generator=setting.make_generator(), means=means, curve=curve)
     links_and_own = [(link.name, one) for link in links for one in link.interventions(trial)]

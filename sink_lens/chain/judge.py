@@ -70,10 +70,7 @@ class Answers(NamedTuple):
 
 
 def statistic_verdict(statistic: Statistic, *, floor: float) -> Verdict:
-    """Judge by the interval: *holds* above ``floor`` and nulls, *fails* below one, else *undecided*.
-
-    Without a value it *fails* if its parts are absent.
-    """
+    """Judge by step 2; without a value it *fails* if its parts are absent."""
     if math.isnan(statistic.interval.estimate):
         return "fails" if statistic.absent else "undecided"
     bars = [bar for bar in (floor, *statistic.nulls.values()) if not math.isnan(bar)]
@@ -85,13 +82,7 @@ def statistic_verdict(statistic: Statistic, *, floor: float) -> Verdict:
 def intervention_verdict(
     row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR, part_until: float = 0.0
 ) -> Verdict:
-    """Judge a ``row`` of ``effects`` by its interval: it *holds* above ``floor`` and all controls.
-
-    It is *in part* above all controls and ``LEAST_SHARE``, and below the floor (or below ``part_until``, if that is
-    higher); it *fails* below ``LEAST_SHARE`` or a control. It is always *undecided* if the sink has hardly more
-    attention
-    than uniform attention gives it, or if the intervention takes the model off its distribution.
-    """
+    """Judge a ``row`` of ``effects`` by step 3; *in part* ends at ``part_until`` if that is above the floor."""
     if not row["baseline_sink_mass"] - row[
         "uniform_sink_mass"
     ] >= LEAST_SINK or is_off_distribution(row):
@@ -133,7 +124,7 @@ def link_answers(
     can_tell_sinks: bool = True,
     effect_floor: float = INTERVENTION_FLOOR,
 ) -> Answers:
-    """Answer the three questions about one link; if there is a sink, no answer depends on another link.
+    """Answer the three questions about one link.
 
     Args:
         primary: the link's primary statistic.
@@ -143,7 +134,7 @@ def link_answers(
             were made.
         has_sink: if not, only *present* has an answer.
         starts: what the link starts from is there, in a model without a sink.
-        can_tell_sinks: the sequences can show a sink at all; if not, nothing is answered no.
+        can_tell_sinks: the sequences can show a sink at all.
         effect_floor: what the interval of the intervention's share must lie over.
     """
     present: Answer = _ANSWER[statistic_verdict(primary, floor=floor)]
@@ -206,11 +197,9 @@ def link_table(
 ) -> pd.DataFrame:
     """Judge every link: one row per (link, statistic, null).
 
-    A row of its own has the random-init baseline's value of a statistic (``link_statistic_values``), a null, and one
+    Rows of their own have the random-init baseline's value of a statistic (``link_statistic_values``), and the share of
     the
-    share of the sink that the link's intervention moves (``intervention_share``). Without ``effects`` no interventions
-    were
-    made, and the verdict is on what was measured alone.
+    sink that the link's intervention moves (``intervention_share``). Without ``effects`` no interventions were made.
     """
     made: list[dict[Hashable, Any]] = [] if effects is None else effects.to_dict("records")
     necessary = {row["link"]: row for row in made if row["is_primary"]}

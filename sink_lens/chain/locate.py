@@ -1,4 +1,4 @@
-"""Where: the sink positions, growth steps and outlier dimensions of a model, found in what was measured.
+"""Sink positions, growth steps and outlier dimensions of a model, found in what was measured.
 
 Nothing is typed in: coordinates do not transfer between models, not even between seeds of one.
 """
@@ -192,12 +192,13 @@ def find_outlier_dimensions(
 ) -> tuple[int, ...]:
     """Find the outlier dimensions of a token in its stream (``state``), the strongest first.
 
-    They are the fewest dimensions with ``energy_frac`` of its energy. There are none if more than ``max_outliers`` are
-    needed, or if they do not dominate: the token's mean dominance ratio over sequences is under
-    ``dominance_threshold``, and either they leave more than a quarter of the energy that as many of the largest
-    dimensions of a random token leave, or one of them holds less than twice what its largest holds
-    (``random_energy_share``; in a narrow model no token reaches a high ratio). If the ``typical`` magnitudes at other
-    tokens are given, dimensions that are large there too are set to 0 first.
+    They are the fewest dimensions with ``energy_frac`` of its energy, if they are at most ``max_outliers`` and
+    dominate. In
+    a narrow model no token reaches a dominance ratio of ``dominance_threshold``, so there they are compared with the
+    largest
+    of a random token: they leave at most a quarter of the energy that as many of these leave, and each holds twice what
+    the
+    largest holds. Dimensions that are large at a ``typical`` other token are set to 0 first.
     """
     width = state.shape[1]
     while True:
@@ -308,9 +309,8 @@ def _find_runs_of_writing_layers(
 ) -> list[tuple[int, int]]:
     """Find runs of layers that write an outlier dimension and are in no step of ``taken``.
 
-    In each layer of a run the dimension becomes larger than before, it is an outlier after this layer or later, and the
-    norm ratio falls by less than a twentieth; over the run the ratio rises by at least ``factor``, to above 1. A
-    dimension that comes back after an erasure, or is written while the token shrinks, does not count.
+    The ratio rises by at least ``factor`` over the run, to above 1. A dimension that comes back after an erasure, or is
+    written while the token shrinks, does not count.
     """
     dims = sorted({one for layer, found in outliers.items() if layer >= 0 for one in found})
     if not dims:

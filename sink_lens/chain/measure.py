@@ -185,9 +185,7 @@ def scout(
 
     At a low threshold it takes more positions (``fewest_tokens_for_rates``). If ``position`` is given, no sink rates
     are
-    read; else ``tell`` is called with them. With growth steps that are given (``forced``), each layer's strongest
-    dimension
-    is its outlier dimension.
+    read; else ``tell`` is called with them.
     """
     length = max(_SCOUT_LENGTH, fewest_tokens_for_rates(config.threshold), (position or 0) + 1)
     few = tokens[:_SCOUTS].cut(length)
@@ -227,8 +225,7 @@ def locate_in_panel(
 ) -> Location:
     """Find which of a panel's positions are sinks, its growth steps and outlier dimensions.
 
-    If none of them is a sink, the first one is studied, which ``scout_and_measure`` makes position 0. ``forced`` are
-    growth steps to take instead.
+    If none of them is a sink, the first one is studied, which ``scout_and_measure`` makes position 0.
     """
     positions, sink_found = panel.sink_positions, panel.location.sink_found
     if "rate_by_key" in panel:
@@ -263,9 +260,8 @@ def measure(
 ) -> Panel:
     """Make all readings of every layer in one pass, at the positions, layers and dimensions of a plan, and locate.
 
-    ``own`` makes the links' own readings, ``only`` names the readings to make. ``forced`` gives the growth steps of a
-    model
-    with random weights, whose loss is not read.
+    ``own`` makes the links' own readings, ``only`` names the readings to make. The growth steps of a model with random
+    weights are ``forced``, and its loss is not read.
     """
     sinks = plan.sink_positions
     positions = r.sampled_positions(tokens.n_positions, sink_positions=sinks)

@@ -1,11 +1,11 @@
 """Mediation: put a sink at a position, freeze one link there, and read what survives.
 
 An upstream intervention (isolation, variance amplification) puts a sink at the target position. Then a downstream
-quantity *at that position* is frozen at the value of the baseline run: the aggregated values ``z`` (in all layers,
-which must undo the intervention entirely and is there as a check), the activations of a growth step's super neurons,
-the outlier dimensions after the step, or the keys in the layers that are read. What belongs to all steps is frozen
-together as well: a step's other path may be the other step. For the natural sink, the same is mean ablated at its own
-position.
+quantity *at that position* is frozen at the value of the baseline run; freezing the aggregated values ``z`` in all
+layers
+must undo the intervention, and is there as a check. What belongs to all steps is frozen together as well: a step's
+other
+path may be the other step. For the natural sink, the same is mean ablated at its own position.
 """
 
 import math

@@ -57,7 +57,7 @@ def mlp_contributions(
 ) -> tuple[Float[Tensor, "batch neuron"], Float[Tensor, " batch"]]:
     """Compute what each neuron, and the bias, contributes to one ``dimension`` of the output of an MLP.
 
-    If the family norms the output, each contribution is multiplied by that norm's scale and gain.
+    That is after the family's norm of the output, if it has one.
     """
     column = weights.w_down[dimension].float()
     bias = weights.b_down[dimension].float().expand(len(activations))

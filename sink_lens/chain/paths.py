@@ -7,17 +7,12 @@ computed. That is path patching (Goldowsky-Dill et al., arXiv 2304.05969) of the
 parts in between is a path of its own.
 
 - *Sources*: the embedding, the attention, a hybrid's mixers, the MLPs and Gemma 4's layer inputs before the target,
-  without the super neurons of each growth step, which are a source of their own. Together they are everything that was
-  written to the sink position, and ``everything`` takes all of them at once. Shares need not sum to that: targets are
-  not linear, and what two paths both bring is lost with neither.
+  without the super neurons of each growth step, which are a source of their own; ``everything`` is all of them. Shares
+  need not sum to that: targets are not linear, and what two paths both bring is lost with neither.
 - *Targets*: the super neurons of a growth step; and in the layers after a growth step and before the next, the keys
   that make the sink and the other MLPs. From super neurons to keys there is a second path, *through* the outlier
   dimensions of the stream alone. To ``everything`` after them, super neurons are themselves set to their mean.
 - From the keys to the sink, the key itself is set to its mean over ordinary tokens.
-
-Without super neurons, the neurons that were found to make the sink (``makers``) stand in their place. Each path that
-moves more than ``LEAST_PATH`` has controls of the same size. Only the first ``PATH_LENGTH`` positions from the sink on
-are read.
 """
 
 import itertools
@@ -226,7 +221,7 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     """Cut every path and measure the sink that is lost: one row per (path, growth step whose layers are read).
 
     Cost: a pass over the first ``PATH_LENGTH`` positions for each path; a growth step has some 18 paths. A path that
-    moves the sink costs ``PATH_CONTROLS`` passes more, over fewer sequences.
+    moves more than ``LEAST_PATH`` costs ``PATH_CONTROLS`` passes more, over fewer sequences.
     """
     short = shorten_setting(setting, most=PATH_LENGTH)
     groups = neuron_groups(setting)

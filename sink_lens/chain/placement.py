@@ -1,6 +1,6 @@
 """Position or token? The sink of BOS and of ordinary tokens, at position 0 and inside.
 
-A chain that needs BOS is not a chain of the first position. A sink elsewhere is asked about its own position and token.
+A chain that needs BOS is not a chain of the first position.
 """
 
 import math
@@ -25,7 +25,6 @@ from .setting import Setting, mean_mass
 _TIMES = 4.0
 _LEAST = 0.1
 _SHARE = 0.25
-"""Share of what the sink has over uniform attention that a cell must have."""
 
 
 class _Case(NamedTuple):
@@ -40,12 +39,11 @@ class _Case(NamedTuple):
 def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
     """Measure the sink of each token at each position: one row per (position, token, isolated).
 
-    ``ordinary_mass`` is the mean mass of five other positions in the same run that are no sinks. ``norm_ratio`` is the
-    norm at the position over the median norm at those five, in the layer where it is largest. A row ``is_sink`` if its
-    mass is over a tenth and over four times the ordinary one, and exceeds uniform attention by at least a quarter of
-    what the model's sink does: the rest of a sink of BOS is no sink of the token that replaces BOS. Cost: three passes
-    at
-    most, two more for a sink that is not at position 0, and two from the isolated position on.
+    The rest of a sink of BOS is no sink of the token that replaces BOS, so a sink must also exceed uniform attention by
+    a
+    quarter of what the model's sink does. Cost: three passes at most, two more for a sink that is not at position 0,
+    and two
+    from the isolated position on.
     """
     by_tokens: dict[int, list[_Case]] = {}
     for case in _make_cases(setting):
@@ -63,10 +61,7 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
 def binding_kind(table: pd.DataFrame) -> str:
     """Tell whether the sink follows the position or the token; isolated rows do not count.
 
-    *positional*: an ordinary token at position 0 is a sink, and BOS at a later position is none; *positional, not BOS*
-    if BOS at position 0 is none either. *token*: the other way round. *position or token*: both are sinks. *position
-    and token*: neither is, but BOS at position 0 is. Without BOS only *positional* and *no sink* can be told. The kinds
-    with *own* are of a sink at another position; an empty table is *undecided*.
+    Without BOS only *positional* and *no sink* can be told. The kinds with *own* are of a sink at another position.
     """
 
     def is_sink(token: str, *, first: bool | None = None) -> bool:

@@ -1,7 +1,6 @@
 """The readings that links and tables share, and the positions that are read.
 
-Long sequences are read at the first 32 positions and 32 more, evenly spaced in the logarithm, and the sink's own column
-in full.
+Long sequences are read at the first 32 positions and 32 more, evenly spaced in the logarithm.
 """
 
 import functools

@@ -606,9 +606,9 @@ def marked_units(masks: Mapping[int, Tensor]) -> dict[int, list[int]]:
 
 
 def hangs_on_controls(largest: float, *, ends: Iterable[float], least: float) -> bool:
-    """Check whether an end of an interval lies within ``CONTROL_MARGIN`` of the ``largest`` control.
+    """Check whether one of ``ends`` may lie on the other side of the ``largest`` control: within ``CONTROL_MARGIN``.
 
-    That is one that may lie on the other side of it; a control under ``least`` decides nothing.
+    A control under ``least`` decides nothing.
     """
     low, high = (max(least, largest + by) for by in (-CONTROL_MARGIN, CONTROL_MARGIN))
     return any(low < end < high for end in ends)

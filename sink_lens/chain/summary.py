@@ -223,7 +223,7 @@ def first_sink_answer(
 ) -> tuple[int | None, str]:
     """Return the sink's position (None: no sink), and a sentence with its sink rate.
 
-    ``rates`` may be of some of the sequences in ``tokens`` only. The sentence is about ``position`` if it is given.
+    ``rates`` may be of some of the sequences in ``tokens`` only.
     """
     if rates.isnan().all():
         return None, too_short_sentence(config.threshold)

@@ -22,12 +22,7 @@ _PARTS = {"logit_advantage": ("logit_advantage_sink", "logit_advantage_other_pos
 
 
 def _make_readings(one: MeasuringPass) -> list[Reading]:
-    """Read the positive share and the logit advantage of a sink's key.
-
-    The first is the share of later queries whose product with the key is positive. The second is the key's logit,
-    before a
-    soft cap, minus the mean logit of the other keys that the query sees.
-    """
+    """The advantage is the key's logit, before a soft cap, minus the mean logit of other keys that a query sees."""
     plan = one.plan
 
     def positive_share(view: LayerView) -> Tensor:

@@ -283,8 +283,7 @@ def draw_spans(
 def _writing_neurons(setting: Setting, dimensions: Sequence[int]) -> dict[int, list[int]]:
     """Select the super neurons and makers that write any of ``dimensions``.
 
-    In growth layers all of them are taken. Elsewhere a maker may act through other dimensions: these must hold a tenth
-    of the energy of its output weights.
+    Outside growth layers a maker may act through others: these must hold a tenth of the energy of its output weights.
     """
     masks = dict(setting.super_neurons)
     for layer, mask in masks.items():

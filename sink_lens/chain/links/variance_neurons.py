@@ -31,9 +31,7 @@ _SILENT = 0.01
 def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[Statistic]:
     """Return the spike ratio of the super neurons: the lowest of all growth steps, then one per step.
 
-    A neuron's ratio is its mean |activation| at the sink over that at other positions, where it counts as at least a
-    millionth of the strongest super neuron, since it may be silent there. A neuron that is silent at the sink is left
-    out. Random neurons are of other experts, since a router or gate multiplies all neurons of an expert alike.
+    Random neurons are of other experts, since a router or gate multiplies all neurons of an expert alike.
     """
     panel = evidence.panel
     nothing = undefined_without_growth_step(evidence, "spike_ratio")
@@ -76,9 +74,11 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _spike_ratio(rows: np.ndarray, *, least: float) -> float:
-    """Divide activation at the sink by that elsewhere, geometric mean over neurons; nan if all are silent.
+    """Divide activation at the sink by that elsewhere, geometric mean over the neurons that are not silent.
 
-    ``rows`` are magnitudes: sequence x (at the sink, at other tokens) x neuron; elsewhere they are ``least`` or more.
+    ``rows`` are magnitudes: sequence x (at the sink, at other tokens) x neuron. A neuron may be silent at other tokens,
+    and
+    counts as ``least`` there.
     """
     at_sink, elsewhere = rows.mean(0)
     fires = at_sink > _SILENT * at_sink.max(initial=0.0)

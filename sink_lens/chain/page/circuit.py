@@ -1,9 +1,8 @@
 """The circuit of a traced run: the nodes of its chain, joined by measured paths, as two tables and as a drawing.
 
-An arrow is a path (``paths.parquet``): the share of the sink, read after the target's growth step, that is lost when
-the target alone reads the stream without what the source wrote. From super neurons to the outlier dimension, and from
-there to the key, the path goes through that dimension alone. The table of edges also has each link's measurement,
-intervention (``effects.parquet``) and verdict. What a run did not measure is nan.
+An arrow is a path: the share of the sink, read after the target's growth step, that is lost when the target alone reads
+the stream without what the source wrote. From super neurons to the outlier dimension, and from there to the key, the
+path goes through that dimension alone. What a run did not measure is nan.
 """
 
 import json

@@ -1,7 +1,4 @@
-"""The chain of a trace as a picture: a box for each node, an arrow for each link, and the link's verdict beside it.
-
-Growth steps stand side by side. The figure reads from left to right, or downwards if it is narrow.
-"""
+"""The chain of a trace as a picture, which reads from left to right, or downwards if it is narrow."""
 
 import math
 from collections.abc import Mapping, Sequence

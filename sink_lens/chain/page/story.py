@@ -163,7 +163,7 @@ _TARGETS = {
 
 
 def headline_numbers(run: Run) -> list[tuple[str, str]]:
-    """Return (number, meaning) for the first screen, such as "87%" and "of heads have the sink at position 0"."""
+    """Return (number, meaning), such as "87%" and "of heads have the sink at position 0"."""
     story, found = find_story(run), []
     if story.sink_rate is not None:
         n, has = _sequences_studied(run), f"have the sink at {story.studied}, at "
