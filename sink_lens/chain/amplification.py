@@ -1,12 +1,13 @@
 """Variance amplification at the target position: the attention that comes there, by centre and factor."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from ..edits.amplification import FACTORS, Centre, CentringMeans, amplify, usable_centres
+from ..edits.amplification import Centre, CentringMeans, amplify, usable_centres
 from ..edits.constructors import Edit
 from ..schema import column_names
 from ..stats import Interval, studentised_interval
@@ -18,7 +19,7 @@ def amplification_curve(
     setting: Setting,
     *,
     means: CentringMeans,
-    factors: Sequence[float] = FACTORS,
+    factors: Sequence[float],
     progress: bool = False,
 ) -> pd.DataFrame:
     """Amplify the variance at the target position and measure the attention to it: a row per (centre, factor).
@@ -28,18 +29,13 @@ def amplification_curve(
     layers, reads = setting.layers_until_growth, setting.layers_right_after_growth
     target, rng = setting.target_position, np.random.default_rng(setting.config.seed)
     centres = usable_centres(setting.lens) if layers else ()
-    cells: list[tuple[Centre, float]] = [
-        (centre, factor) for centre in centres for factor in factors
-    ]
-    runs = [
-        Run(
-            edits=[]
-            if factor == 1
-            else [amplification_edit(setting, centre=centre, factor=factor, means=means)],
-            layers=reads,
-        )
-        for centre, factor in cells
-    ]
+    cells = list(itertools.product(centres, factors))
+    runs = []
+    for centre, factor in cells:
+        edits = []
+        if factor != 1:
+            edits = [amplification_edit(setting, centre=centre, factor=factor, means=means)]
+        runs.append(Run(edits=edits, layers=reads))
     found = setting.run_each(runs, quiet=False, label="amplification" if progress else None)
     before = setting.baseline.mass_at(target, layers=reads)
     baseline, rows = float(before.mean()), []

@@ -1,9 +1,8 @@
 """The measurements that links are judged by, and their statistics."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -39,28 +38,23 @@ class Evidence:
         *,
         generator: np.random.Generator,
         most_resamples: int | None = None,
-        **options: Any,
+        statistic: Callable[[np.ndarray], float] | None = None,
     ) -> Interval:
         """Compute a statistic of ``values`` and its bootstrap interval over sequences, the first axis.
 
         The statistic is the mean, or ``statistic`` in ``options``. The interval is studentised for the mean and for
         ``ratio_of_means``; another statistic has a percentile interval, which covers less at few sequences.
         """
-        n_resamples = min(self.n_resamples, most_resamples or self.n_resamples)
-        statistic = options.get("statistic")
-        if statistic is None:
-            means = values.flatten(1).mean(1) if values.dim() > 1 else values
-            return studentised_interval(
-                means.numpy(), generator=generator, n_resamples=max(100, n_resamples)
-            )
+        n, over = min(self.n_resamples, most_resamples or self.n_resamples), None
         if statistic is ratio_of_means:
-            return studentised_interval(
-                values[:, 0].numpy(),
-                over=values[:, 1].numpy(),
-                generator=generator,
-                n_resamples=max(100, n_resamples),
-            )
-        return interval(values.numpy(), generator=generator, n_resamples=n_resamples, **options)
+            values, over = values[:, 0], values[:, 1].numpy()
+        elif statistic is not None:
+            return interval(values.numpy(), generator=generator, n_resamples=n, statistic=statistic)
+        elif values.dim() > 1:
+            values = values.flatten(1).mean(1)
+        return studentised_interval(
+            values.numpy(), over=over, generator=generator, n_resamples=max(100, n)
+        )
 
     def splits_of(self, step: GrowthStep) -> list[LayerSplit]:
         """At the studied position."""
@@ -101,10 +95,8 @@ class Statistic:
 
 def gather_evidence(lens: LensModel, panel: Panel, *, config: TraceConfig) -> Evidence:
     """Split growth by neurons; choose super neurons on sequences that are not set aside to test them."""
-    test = set(sequences_to_test(panel.n_sequences, config=config))
-    chosen = [one for one in range(panel.n_sequences) if one not in test] or list(
-        range(panel.n_sequences)
-    )
+    test = sequences_to_test(panel.n_sequences, config=config)
+    chosen = [one for one in range(panel.n_sequences) if one not in test] or None
     splits = split_growth_layers(lens, panel, super_share=config.super_share, chosen=chosen)
     return Evidence(lens=lens, panel=panel, splits=splits, config=config)
 
@@ -137,20 +129,14 @@ def own_direction_statistics(evidence: Evidence, rng: np.random.Generator) -> li
     shares = torch.stack(
         [(x @ span).norm(dim=1) / x.norm(dim=1) for x, span in zip(states, spans, strict=True)]
     )
-    return [
-        Statistic(
-            name=OWN_RATIO,
-            interval=evidence.interval((shares * ratio).nanmean(0), generator=rng),
-            layers=tuple(layers),
-        )
-    ]
+    found = evidence.interval((shares * ratio).nanmean(0), generator=rng)
+    return [Statistic(name=OWN_RATIO, interval=found, layers=tuple(layers))]
 
 
 def why_too_short(panel: Panel) -> str:
     """Return why there are no other tokens to compare the sink token with; empty if there are."""
-    if panel.norm_ratio().isnan().all():
-        return f"the sequences have no other token at or after position {OTHERS_FROM}"
-    return ""
+    none = f"the sequences have no other token at or after position {OTHERS_FROM}"
+    return none if panel.norm_ratio().isnan().all() else ""
 
 
 def undefined_without_growth_step(evidence: Evidence, name: str) -> Statistic | None:
@@ -166,10 +152,8 @@ def steps_of_neurons(evidence: Evidence) -> list[tuple[int, GrowthStep]]:
     location, found = evidence.panel.location, []
     for number, step in enumerate(location.steps):
         own = evidence.splits_of(step)
-        written, change = (
-            float(sum(one.mean() for one in some))
-            for some in ([s.terms.sum(1) for s in own], [s.change for s in own])
-        )
+        written = float(sum(split.terms.sum(1).mean() for split in own))
+        change = float(sum(split.change.mean() for split in own))
         if not abs(written) < _MOSTLY * abs(change):
             found.append((number, step))
     return found or list(enumerate(location.steps))
@@ -177,24 +161,20 @@ def steps_of_neurons(evidence: Evidence) -> list[tuple[int, GrowthStep]]:
 
 def s2_ratio_at_other_positions(std: Tensor, panel: Panel) -> float:
     """Return the 95th percentile of S2 at other positions over its median: a null of the S2 ratio."""
-    others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
-    if not others.any():
+    values = std[..., panel.other_positions]
+    if not values.shape[-1]:
         return math.nan
-    values = std[..., others]
-    return float(
-        (values / values.nanmedian(dim=-1, keepdim=True).values)
-        .nanmean(dim=(0, 1))
-        .nanquantile(0.95)
-    )
+    ratios = values / values.nanmedian(dim=-1, keepdim=True).values
+    return float(ratios.nanmean(dim=(0, 1)).nanquantile(0.95))
 
 
 def weakest_statistic(name: str, by_step: list[Statistic]) -> Statistic:
     """Return the lowest under a new ``name``: a link must hold at every growth step."""
-    estimates = [statistic.interval.estimate for statistic in by_step]
-    least = by_step[
-        int(np.argmin([-math.inf if math.isnan(value) else value for value in estimates]))
-    ]
-    return Statistic(name=name, interval=least.interval, nulls=least.nulls, layers=least.layers)
+
+    def estimate(one: Statistic) -> float:
+        return -math.inf if math.isnan(one.interval.estimate) else one.interval.estimate
+
+    return replace(min(by_step, key=estimate), name=name)
 
 
 def largest_control(controls: Iterable[float]) -> float:

@@ -110,7 +110,7 @@ def mask_sequences_with_sink(
 
 
 def find_marked_sink(
-    lens: LensModel, batch: TokenBatch, *, batch_size: int | None = None
+    lens: LensModel, batch: TokenBatch, *, batch_size: int | None
 ) -> tuple[int, Bool[Tensor, " batch"]]:
     """Return the position that ``sink_mask`` marks most often, and the sequences with a sink there.
 
@@ -149,7 +149,7 @@ class MarkedTokens:
 
 
 def find_marked_tokens(
-    lens: LensModel, batch: TokenBatch, *, studied: Sequence[int], batch_size: int | None = None
+    lens: LensModel, batch: TokenBatch, *, studied: Sequence[int], batch_size: int | None
 ) -> MarkedTokens | None:
     """Find the tokens that are sinks beside the ``studied`` positions.
 

@@ -75,9 +75,9 @@ def intervention_table(
     )
     assert masked.loss is not None  # it was asked for
     rng = np.random.default_rng(setting.config.seed)
-    asked = {"uniform": setting.uniform_mass(), "masked": masked.loss}
+    uniform = setting.uniform_mass()
     rows = [
-        _intervention_row(setting, link, one, run, rng=rng, **asked)
+        _intervention_row(setting, link, one, run, uniform=uniform, masked=masked.loss, rng=rng)
         | _control_columns(setting, one, drawn, of=its, rng=rng)
         for (link, one), run, drawn, its in zip(links_and_own, made, controls, few, strict=True)
     ]
@@ -104,9 +104,8 @@ def intervention_table(
         [_control_runs(one, of=run)[: row["n_controls"]] for row, one, run in near]
     )
     for (row, one, run), drawn in zip(near, longer, strict=True):
-        row |= _control_columns(
-            setting, one, drawn, of=run, rng=np.random.default_rng(setting.config.seed)
-        )
+        rng = np.random.default_rng(setting.config.seed)
+        row |= _control_columns(setting, one, drawn, of=run, rng=rng)
     return pd.DataFrame(rows, columns=column_names("trace", "effects"))
 
 
@@ -144,11 +143,10 @@ class RunTables:
             RunError: an earlier start of the run measured something else (``heads`` and ``layers`` are compared).
         """
         if name in _COMPARED and self.writer.has(name):
-            held, numbers = self.writer.read(name), frame.select_dtypes("float")
-            there = held.reindex(columns=numbers.columns)
-            refuse_other_numbers(
-                self.writer.folder, there, numbers, what=f"a number of the table {name}"
-            )
+            numbers = frame.select_dtypes("float")
+            there = self.writer.read(name).reindex(columns=numbers.columns)
+            what = f"a number of the table {name}"
+            refuse_other_numbers(self.writer.folder, there, numbers, what=what)
         self.frames[name] = frame
         self.writer.write_table(name, frame)
 
@@ -190,12 +188,10 @@ class _Experiments:
     @cached_property
     def maker_tables(self) -> dict[str, pd.DataFrame]:
         """They are searched on the sequences that are set aside for it."""
-        target = makers.choose_makers_target(
-            self.without_makers, lacks_sink=self.studied.lacks_sink
-        )
-        found = None
+        found, one = None, self.studied
+        target = makers.choose_makers_target(self.without_makers, lacks_sink=one.lacks_sink)
         if target is not None:
-            chosen = sequences_to_choose_by(self.studied.batch.n_sequences, config=self.config)
+            chosen = sequences_to_choose_by(one.batch.n_sequences, config=self.config)
             choosing = self._make_setting(chosen=chosen)
             found = makers.find_makers(choosing, target=target, progress=self.progress)
             del choosing  # it holds activations of every layer
@@ -208,12 +204,11 @@ class _Experiments:
 
     @cached_property
     def means(self) -> CentringMeans:
-        layers, seed = self.setting.layers_until_growth or None, self.config.seed
         found = centring_means(
             self.studied.lens,
             n_tokens=CENTRING_TOKENS,
-            layers=layers,
-            seed=seed,
+            layers=self.setting.layers_until_growth or None,
+            seed=self.config.seed,
             progress=self.progress,
         )
         tensors = {key: one.cpu().numpy() for key, one in found.tensors().items()}
@@ -326,12 +321,11 @@ def _intervention_row(
     assert run.loss is not None  # it was asked for, and so was the baseline's
     assert baseline.loss is not None
     beyond = studentised_interval((run.loss - masked).numpy(), generator=rng)
+    edited = [layer for edit in one.edits for layer in layers_of_edit(edit, setting.lens)]
     return {
         "link": link,
         "edit": one.name,
-        "layers": as_ranges(
-            [layer for edit in one.edits for layer in layers_of_edit(edit, setting.lens)]
-        ),
+        "layers": as_ranges(edited),
         "position": one.position,
         "read_layers": as_ranges(reads),
         "baseline_target_mass": mean_mass(baseline, target, reads),
@@ -369,10 +363,8 @@ def _control_columns(
 ) -> dict[str, Any]:
     """What controls change on fewer sequences and positions is added to the baseline run of all."""
     reads, baseline, few = list(one.reads), setting.baseline, of.outcome
-    over = mean_mass(baseline, one.position, reads) - mean_mass(few, one.position, reads)
-    masses = torch.tensor(
-        [mean_mass(run, one.position, reads) + over for run in runs], dtype=torch.float32
-    )
+    whole, part, *own = (mean_mass(run, one.position, reads) for run in (baseline, few, *runs))
+    masses = torch.tensor([mass + (whole - part) for mass in own], dtype=torch.float32)
     shares = [_moved_share(setting, one, run, before=few, rng=rng).estimate for run in runs]
     assert few.loss is not None  # the baseline run has it
     assert baseline.loss is not None

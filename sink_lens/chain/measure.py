@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from ..activations.record import Reading, Streamed, stream_batch
@@ -116,6 +116,11 @@ class Panel:
     def at_sink(self, name: str, position: int) -> Tensor:
         """Return a reading at a sink position; its first axes are layer and sequence."""
         return self[name][..., self.sink_positions.index(position)]
+
+    @property
+    def other_positions(self) -> Bool[Tensor, " position"]:
+        """Marks the sampled positions of other tokens."""
+        return (self.positions >= r.OTHERS_FROM) & (self.positions != self.location.sink_position)
 
     def norm_ratio(self) -> Float[Tensor, "layer batch"]:
         """Divide the token's norm by the median of others, before layer 0 and after each layer."""

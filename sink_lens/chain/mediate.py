@@ -37,13 +37,11 @@ def mediation_table(
     Cost: some 24 passes over the setting's sequences for each growth step and intervention.
     """
     interventions: dict[str, list[Edit]] = {"isolation": [isolate([setting.target_position])]}
-    interventions |= {} if amplified is None else {"amplification": [amplified]}
+    if amplified is not None:
+        interventions["amplification"] = [amplified]
     interventions["natural"] = []
     freezes = [link.freeze for link in links if link.freeze is not None]
-    segments = [
-        *setting.segments,
-        *([] if setting.all_steps_segment is None else [setting.all_steps_segment]),
-    ]
+    segments = filter(None, (*setting.segments, setting.all_steps_segment))
     cells: list[tuple[dict[str, Any], BaselineRun, BaselineRun, list[int], FrozenQuantity]] = []
     for name, edits in interventions.items():
         position = setting.sink_position if name == "natural" else setting.target_position

@@ -3,6 +3,7 @@
 A chain that needs BOS is not a chain of the first position.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -45,16 +46,10 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
     and two
     from the isolated position on.
     """
-    by_tokens: dict[int, list[_Case]] = {}
-    for case in _make_cases(setting):
-        by_tokens.setdefault(id(case.tokens), []).append(case)
-    rows = [
-        row
-        for cases in progress_bar(
-            list(by_tokens.values()), label="position or token", progress=progress
-        )
-        for row in _run_cases(setting, cases)
-    ]
+    by_tokens = itertools.groupby(_make_cases(setting), key=lambda case: id(case.tokens))
+    groups, rows = [list(cases) for _, cases in by_tokens], []
+    for cases in progress_bar(groups, label="position or token", progress=progress):
+        rows += _run_cases(setting, cases)
     return pd.DataFrame(rows, columns=column_names("trace", "placement"))
 
 
@@ -75,21 +70,16 @@ def binding_kind(table: pd.DataFrame) -> str:
         return "undecided"
     if bool((table["token"] == "other").any()):
         by_position, by_token = is_sink("other"), is_sink("own")
-        kinds = "own position", "own token", "own position or token", "own position and token"
+        alone, neither, own = "own position", "own position and token", "own "
     else:
         by_position, by_token = is_sink("ordinary", first=True), is_sink("bos", first=False)
         told = bool(((table["position"] == 0) & (table["token"] == "bos")).any())
         with_bos = is_sink("bos", first=True)
-        positional = "positional, not BOS" if told and not with_bos else "positional"
-        kinds = (
-            positional,
-            "token",
-            "position or token",
-            "position and token" if with_bos else "no sink",
-        )
+        alone = "positional, not BOS" if told and not with_bos else "positional"
+        neither, own = "position and token" if with_bos else "no sink", ""
     if by_position:
-        return kinds[2] if by_token else kinds[0]
-    return kinds[1] if by_token else kinds[3]
+        return f"{own}position or token" if by_token else alone
+    return f"{own}token" if by_token else neither
 
 
 def _make_cases(setting: Setting) -> list[_Case]:
@@ -146,24 +136,20 @@ def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, objec
         (case.position, *evenly_spaced([p for p in inner if p != case.position], 5))
         for case in cases
     ]
-    needs = replace(
-        setting.baseline_run.needs,
-        keys=tuple(sorted({position for some in read for position in some})),
-    )
+    keys = tuple(sorted({position for some in read for position in some}))
+    needs = replace(setting.baseline_run.needs, keys=keys)
     baseline_run = BaselineRun(setting.lens, tokens, plan=setting.baseline_run.plan, needs=needs)
     edits = [[isolate([case.position])] if case.isolated else [] for case in cases]
     found = outcomes_under_edits(baseline_run, edits, needs=replace(needs, sites=()))
     own = mean_mass(setting.baseline, setting.sink_position, setting.sink_layers)
-    least = _SHARE * max(
-        0.0, own - _uniform_sink_mass(setting, setting.tokens, setting.sink_position)
-    )
+    uniform = _uniform_sink_mass(setting, setting.tokens, setting.sink_position)
+    least = _SHARE * max(0.0, own - uniform)
     layers, rows = setting.sink_layers, []
     for case, (run, _), (_, *others) in zip(cases, found, read, strict=True):
         assert run.loss is not None  # it was asked for
         mass = mean_mass(run, case.position, layers)
-        ordinary = float(
-            torch.stack([run.mass_at(other, layers=layers) for other in others]).nanmean()
-        )
+        beside = [run.mass_at(other, layers=layers) for other in others]
+        ordinary = float(torch.stack(beside).nanmean())
         over = mass - _uniform_sink_mass(setting, tokens, case.position)
         norms = torch.stack([run.state_at(p).norm(dim=-1) for p in (case.position, *others)], -1)
         ratio = norms[..., 0] / norms[..., 1:].median(dim=-1).values
@@ -184,9 +170,8 @@ def _run_cases(setting: Setting, cases: Sequence[_Case]) -> list[dict[str, objec
 
 
 def _uniform_sink_mass(setting: Setting, tokens: TokenBatch, position: int) -> float:
-    reaches = [setting.lens.reach(layer) for layer in setting.sink_layers]
-    return float(
-        torch.stack(
-            [uniform_mass(tokens.valid, key=position, reach=reach) for reach in reaches]
-        ).nanmean()
-    )
+    masses = [
+        uniform_mass(tokens.valid, key=position, reach=setting.lens.reach(layer))
+        for layer in setting.sink_layers
+    ]
+    return float(torch.stack(masses).nanmean())

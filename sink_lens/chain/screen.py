@@ -72,17 +72,12 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
     lens = setting.lens
     check_gradients_pass(lens.plain)
     stream = setting.baseline_tensors("resid_pre", layers=range(lens.n_layers))
-    change: dict[
-        str, dict[int, Tensor]
-    ] = {}  # at the sink position, from the mean over ordinary tokens
-    for site in _SITES.values():
-        if site in sites_of(lens.family):
-            change[site] = {
-                layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float()
-                for layer, x in setting.baseline_tensors(
-                    site, layers=lens.layers_with(site)
-                ).items()
-            }
+    change = {}  # at the sink position, from the mean over ordinary tokens
+    for site in [one for one in _SITES.values() if one in sites_of(lens.family)]:
+        change[site] = {
+            layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float()
+            for layer, x in setting.baseline_tensors(site, layers=lens.layers_with(site)).items()
+        }
     steps = [((low + high) / 2, high - low) for low, high in itertools.pairwise(EDGES)]
     found: dict[str, _Effects] = {name: {} for name in SCREENS}
     run = _LayerRuns(setting)
@@ -105,16 +100,11 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
 def _screen_table(setting: Setting, found: Mapping[str, _Effects]) -> pd.DataFrame:
     rows = []
     for kind, layer in dict.fromkeys(place for effects in found.values() for place in effects):
-        size = max(
-            effects[kind, layer].numel() for effects in found.values() if (kind, layer) in effects
-        )
+        own = {name: effects.get((kind, layer)) for name, effects in found.items()}
+        size = max(one.numel() for one in own.values() if one is not None)
         frame = pd.DataFrame({"kind": kind, "layer": layer, "unit": range(size)})
-        for name, effects in found.items():
-            frame[name] = (
-                effects[kind, layer].flatten().numpy()
-                if (kind, layer) in effects
-                else np.zeros(size)
-            )
+        for name, one in own.items():
+            frame[name] = np.zeros(size) if one is None else one.flatten().numpy()
         if kind in ("embedding", "position embedding"):
             frame["unit"] = embedding_unit(setting, kind)
         rows.append(frame)
@@ -181,19 +171,13 @@ def _propagate_gradients(
                 _add_effects(
                     effects, kind, layer, (product if kind == "neuron" else product.sum(-1)).mean(0)
                 )
-        bias = (
-            attention_weights(lens, layer=layer).b_k
-            if layer in lens.layers_with("k")
-            else torch.empty(0)
-        )
-        if bool(
-            bias.any()
-        ):  # along its own path: the stream is the baseline, and the bias goes from 0 to what it is
-            for share, weight in points:
-                slope = run.bias_gradient(
-                    layer, stream=baseline, bias=bias, share=share, target=target
-                )
-                _add_effects(effects, "key bias", layer, weight * slope / n)
+        bias = torch.empty(0)
+        if layer in lens.layers_with("k"):
+            bias = attention_weights(lens, layer=layer).b_k
+        # along its own path: the stream is the baseline, and the bias goes from 0 to what it is
+        for share, weight in points if bool(bias.any()) else ():
+            slope = run.bias_gradient(layer, stream=baseline, bias=bias, share=share, target=target)
+            _add_effects(effects, "key bias", layer, weight * slope / n)
         whole += float((found["direct"] * (baseline[:, position] - ordinary)).sum())
         after, direct = found["stream"], direct + scales[0] / scales[layer] * found["direct"]
     for kind, written in read_embeddings(setting).items():
@@ -213,24 +197,19 @@ class _LayerRuns:
         self.queries: dict[int, Tensor] = {}
         lens = setting.lens
         with prepare_passes(lens):
-            self.own = (
-                {}
-                if lens.own_attention is None
-                else masks_of_own_function(lens, self.tokens.shape[1])
+            self.own = {}
+            if lens.own_attention is not None:
+                self.own = masks_of_own_function(lens, self.tokens.shape[1])
+            whole = Pass(
+                layout=self._layout((0,)),
+                first=0,
+                last=lens.n_layers,
+                keep=self.held,
+                queries=self.queries,
+                own_masks=self.own,
+                attention_only=True,
             )
-            partial_pass(
-                lens,
-                self.tokens,
-                Pass(
-                    layout=self._layout((0,)),
-                    first=0,
-                    last=lens.n_layers,
-                    keep=self.held,
-                    queries=self.queries,
-                    own_masks=self.own,
-                    attention_only=True,
-                ),
-            )
+            partial_pass(lens, self.tokens, whole)
 
     def gradients(
         self,
@@ -279,10 +258,8 @@ class _LayerRuns:
             total = torch.autograd.grad(
                 direct + later, list(leaves.values()), allow_unused=True, retain_graph=True
             )
-            of_own = None
-            if (
-                direct.requires_grad
-            ):  # not of a layer of Gemma 4 that attends with an earlier layer's keys
+            of_own = None  # in a layer of Gemma 4 that attends with an earlier layer's keys
+            if direct.requires_grad:
                 (of_own,) = torch.autograd.grad(direct, [leaf], allow_unused=True)
         found = {
             name: torch.zeros_like(one) if gradient is None else gradient.detach()
@@ -359,9 +336,8 @@ class _LayerRuns:
         held: dict[str, Any] = {"own_masks": self.own}
         if layout.alone:
             held |= {"held": self.held, "queries": self.queries}
-            held["columns"] = (
-                own_column if layer in setting.sink_layers and target == "sink" else None
-            )
+            if layer in setting.sink_layers and target == "sink":
+                held["columns"] = own_column
         elif layer in lens.attention_layers:
             visits |= {("pattern", layer): Visit(readers=[(cell, add_column) for cell in cells])}
         handed = [
@@ -387,25 +363,21 @@ class _LayerRuns:
             ),
         )
         at_sink = [x[:, 0 if layout.alone else position].float() for x in streams]
-        if target == "sink":
-            columns += [
-                one for column in own_column.values() for one in column.split(layout.n_sequences)
+        if target != "sink":
+            return [self._outlier_size(x, layer) for x in at_sink], at_sink
+        for column in own_column.values():
+            columns += column.split(layout.n_sequences)
+        own = [self._sink_attention(column, layer) for column in columns]
+        own = own or [x.sum() * 0 for x in at_sink]
+        for later in handed:
+            how = Attending(lens=lens, layout=layout, held=self.held, queries=self.queries)
+            scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
+            apart = attention_to_first(how, later, kept[layer][0], scaling=scaling)
+            own = [
+                mass + self._sink_attention(column, later)
+                for mass, column in zip(own, apart.split(layout.n_sequences), strict=True)
             ]
-            own = [self._sink_attention(column, layer) for column in columns] or [
-                x.sum() * 0 for x in at_sink
-            ]
-            for later in handed:
-                how = Attending(lens=lens, layout=layout, held=self.held, queries=self.queries)
-                scaling: float = lens.layer(later).get_submodule(lens.family.attention).scaling  # type: ignore[assignment]
-                apart = attention_to_first(how, later, kept[layer][0], scaling=scaling).split(
-                    layout.n_sequences
-                )
-                own = [
-                    mass + self._sink_attention(column, later)
-                    for mass, column in zip(own, apart, strict=True)
-                ]
-            return own, at_sink
-        return [self._outlier_size(x, layer) for x in at_sink], at_sink
+        return own, at_sink
 
     def _sink_attention(self, column: Float[Tensor, "batch head query"], layer: int) -> Tensor:
         setting = self.setting
@@ -415,9 +387,8 @@ class _LayerRuns:
         before = setting.tokens.n_positions - column.shape[-1]  # queries that do not see the sink
         column = torch.nn.functional.pad(column, (before, 0))
         valid = setting.tokens.valid.to(column.device)
-        mass = sink_mass(
-            column, valid=valid, key=setting.sink_position, reach=setting.lens.reach(layer)
-        )
+        reach = setting.lens.reach(layer)
+        mass = sink_mass(column, valid=valid, key=setting.sink_position, reach=reach)
         return mass.nan_to_num(0.0).mean(1).sum()
 
     def _outlier_size(self, written: Float[Tensor, "batch d_model"], layer: int) -> Tensor:
@@ -446,18 +417,10 @@ def _add_contributions(
         if layer in lens.attention_layers and lens.family.attn_post_norm is None:
             heads = output_weights(lens, layer=layer)[0][..., dims].float()
             z = change["z"][layer].to(heads.device)
-            written = (
-                einsum(z, heads, "batch head d_head, head d_head d_model -> batch head d_model")
-                .mean(0)
-                .cpu()
-                / largest
-            )
-            _add_effects(
-                effects,
-                "head",
-                layer,
-                by[layer] * written.abs().max(-1).values * lens.family.attn_multiplier,
-            )
+            axes = "batch head d_head, head d_head d_model -> batch head d_model"
+            written = (einsum(z, heads, axes).mean(0).cpu() / largest).abs().max(-1).values
+            share = by[layer] * written * lens.family.attn_multiplier
+            _add_effects(effects, "head", layer, share)
         for kind, site in WHOLE.items():
             if layer in lens.layers_with(site):
                 mixed = by[layer] * change[site][layer][..., dims].mean(0).cpu() / largest

@@ -58,8 +58,8 @@ def summary_table(
     *,
     config: TraceConfig,
     rounded: Rounding | None,
-    marked: MarkedTokens | None = None,
-    own_attention: bool = False,
+    marked: MarkedTokens | None,
+    own_attention: bool,
 ) -> pd.DataFrame:
     panel, there, elsewhere = located.panel, located.there, located.elsewhere
     location, rng = panel.location, np.random.default_rng(config.seed)
@@ -219,7 +219,7 @@ def first_sink_answer(
     *,
     config: TraceConfig,
     tokens: TokenBatch,
-    position: int | None = None,
+    position: int | None,
 ) -> tuple[int | None, str]:
     """Return the sink's position (None: no sink), and a sentence with its sink rate.
 

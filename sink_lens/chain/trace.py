@@ -409,16 +409,9 @@ def _locate_and_measure(asked: _Inputs) -> summary.Located:
             answered.append(place)
 
     panel = asked.measure(batch, position=given, tell=answer)
-    moved = (
-        align_sinks(
-            batch,
-            panel["rate_by_key"],
-            position=panel.location.sink_position,
-            min_sink_rate=config.min_sink_rate,
-        )
-        if there is None
-        else None
-    )
+    rates, position, moved = panel["rate_by_key"], panel.location.sink_position, None
+    if there is None:
+        moved = align_sinks(batch, rates, position=position, min_sink_rate=config.min_sink_rate)
     if moved is not None:
         batch = moved
         reason = (
@@ -426,12 +419,9 @@ def _locate_and_measure(asked: _Inputs) -> summary.Located:
         )
         panel = asked.measure(batch, label="measuring, aligned", reason=reason)
     answer(panel["rate_by_key"][..., : panel.shortest])
-    compared = panel.location.sink_found and moved is None and there is None
-    others = (
-        find_sinks_elsewhere(panel["rate_by_key"], position=panel.location.sink_position)
-        if compared
-        else {}
-    )
+    others: dict[int, int] = {}
+    if panel.location.sink_found and moved is None and there is None:
+        others = find_sinks_elsewhere(rates, position=position)
     n_asked = batch.n_sequences
     kept = torch.tensor([number for number in range(n_asked) if number not in others])
     if others:  # what makes a sink at the studied position is asked where it is one
@@ -484,11 +474,8 @@ def _measured_tables(
     evidence: Evidence, *, links: Sequence[Link]
 ) -> Iterator[tuple[str, pd.DataFrame]]:
     lens, panel, splits, config = evidence.lens, evidence.panel, evidence.splits, evidence.config
-    errors = {
-        split.layer: split.error
-        for split in splits
-        if split.position == panel.location.sink_position
-    }
+    at = panel.location.sink_position
+    errors = {split.layer: split.error for split in splits if split.position == at}
     yield "heads", tables.head_table(lens, panel, threshold=config.threshold)
     yield "positions", tables.position_table(panel)
     yield "layers", tables.layer_table(panel)
@@ -579,12 +566,16 @@ def _measure_untrained(asked: _Inputs, located: summary.Located) -> tuple[LensMo
     aim = dataclasses.replace(
         aim, outliers={layer: aim.outliers[layer] for layer in found.outliers}
     )
-    label = "random-init baseline" if asked.progress else None
-    own = [link.readings for link in asked.links]
-    plan = aim.measuring_plan(untrained.layers_with("k"))
-    return untrained, measure(
-        untrained, batch, config=config, plan=plan, forced=spans, own=own, label=label
+    panel = measure(
+        untrained,
+        batch,
+        config=config,
+        plan=aim.measuring_plan(untrained.layers_with("k")),
+        forced=spans,
+        own=[link.readings for link in asked.links],
+        label="random-init baseline" if asked.progress else None,
     )
+    return untrained, panel
 
 
 @contextlib.contextmanager
@@ -597,10 +588,8 @@ def _make_room_for_baseline(
     if too_large:
         said = "only %s of memory are free: the weights wait in a file while the random-init baseline is measured"
         _LOG.warning(said, size_text(free))
-    of_all_lenses = lens.state.turns.noted
-    if not too_large or any(
-        one.has_shared_views() for one in of_all_lenses
-    ):  # they would keep the memory
+    # views that are shared would keep the memory
+    if not too_large or any(one.has_shared_views() for one in lens.state.turns.noted):
         yield
         return
     with exclusive_use(lens), store_parameters_on_disk(lens.plain, folder=folder):
@@ -612,7 +601,5 @@ def _first_patterns(lens: LensModel, batch: TokenBatch) -> np.ndarray:
     first = batch[:1].cut(min(_DRAWN_POSITIONS, int(batch.lengths[0])))
     found = capture_batch(lens, first, sites=["pattern"])
     nothing = torch.zeros_like(found["pattern", lens.attention_layers[0]])
-    stacked = torch.cat(
-        [found.tensors.get(("pattern", layer), nothing) for layer in range(lens.n_layers)]
-    )
-    return (stacked * 255).round().clamp(0, 255).to(torch.uint8).numpy()
+    patterns = [found.tensors.get(("pattern", layer), nothing) for layer in range(lens.n_layers)]
+    return (torch.cat(patterns) * 255).round().clamp(0, 255).to(torch.uint8).numpy()

@@ -21,7 +21,6 @@ from ..evidence import (
     s2_ratio_at_other_positions,
     why_too_short,
 )
-from ..readings import OTHERS_FROM
 from ..setting import Edits, FrozenQuantity, Segment, Setting
 from .link import Freeze, Intervention, Link, Trial
 
@@ -45,11 +44,9 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
         for layer in feeding[: _MOST_LAYERS if len(feeding) > 1 else 0]
     ]
     s1 = torch.stack([panel.s1["z", layer] for layer in feeding]).mean(0).cpu()
-    others = (panel.positions >= OTHERS_FROM) & (panel.positions != panel.location.sink_position)
-    at, median = s1[panel.positions == panel.location.sink_position], s1[others].nanmedian()
-    over_samples = Interval(
-        estimate=float(at / median), low=math.nan, high=math.nan, n=std.shape[1]
-    )
+    at = s1[panel.positions == panel.location.sink_position]
+    s1_ratio = float(at / s1[panel.other_positions].nanmedian())
+    over_samples = Interval(estimate=s1_ratio, low=math.nan, high=math.nan, n=std.shape[1])
     nulls = {"other_positions": s2_ratio_at_other_positions(std, panel)}
     return [
         Statistic(

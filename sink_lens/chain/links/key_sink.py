@@ -26,16 +26,9 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
     plan = one.plan
 
     def positive_share(view: LayerView) -> Tensor:
-        sinks = plan.sink_positions
-        return torch.stack(
-            [
-                locking.positive_share(
-                    view["q"], k=view["k"][:, p], key=p, valid=view.valid, reach=view.reach
-                )
-                for p in sinks
-            ],
-            dim=-1,
-        )
+        q, k, seen = view["q"], view["k"], {"valid": view.valid, "reach": view.reach}
+        shares = [locking.positive_share(q, k=k[:, p], key=p, **seen) for p in plan.sink_positions]
+        return torch.stack(shares, dim=-1)
 
     def advantage(view: LayerView) -> Tensor:
         query, keys = view["rotated_q"].float(), view["rotated_k"].float()
@@ -50,10 +43,8 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
             )
         grouped = query.unflatten(1, (keys.shape[1], -1))
         seen = (grouped * sums[:, :, None]).sum(-1).flatten(1, 2)  # of all keys that a query sees
-        places = [
-            plan.sink_position,
-            *control_positions(n_keys, key=plan.sink_position, controls=one.controls),
-        ]
+        key = plan.sink_position
+        places = [key, *control_positions(n_keys, key=key, controls=one.controls)]
         at_places = einsum(
             grouped,
             keys[:, :, places],
@@ -65,9 +56,8 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
         beside = torch.stack(controls).nanmean(0) if controls else torch.full_like(sink, math.nan)
         return torch.stack([sink, beside], dim=-1)
 
-    found = [Reading(name="positive_share", sites=("q", "k"), function=positive_share)]
     return [
-        *found,
+        Reading(name="positive_share", sites=("q", "k"), function=positive_share),
         Reading(name="logit_advantage", sites=("rotated_q", "rotated_k"), function=advantage),
     ]
 

@@ -74,21 +74,15 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
     at_sink, *at_others = (one[~one.isnan().any(1)] for one in values.unbind(1))
     after = _written_variance_statistic(evidence, rng)
     if len(at_sink) < 2:
-        return [
-            after,
-            undefined_statistic(
-                "kendall_tau", "one sequence has no standard deviation over sequences"
-            ),
-        ]
-    if (
-        at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max()
-    ):  # BOS: rounding is all that is left
+        note = "one sequence has no standard deviation over sequences"
+        return [after, undefined_statistic("kendall_tau", note)]
+    # with BOS, rounding is all that is left
+    if at_sink.std(dim=0).max() <= _NO_SPREAD * at_sink.abs().max():
         note = "the token and those before it are the same in every sequence"
         return [after, undefined_statistic("kendall_tau", note)]
     estimate, low, high = tau(at_sink, None), math.nan, math.nan
-    if (
-        len(at_sink) >= _FEWEST_FOR_TAU
-    ):  # of fewer, many a draw holds next to nothing but copies of one
+    # of fewer, many a draw holds next to nothing but copies of one
+    if len(at_sink) >= _FEWEST_FOR_TAU:
         drawn = evidence.interval(
             at_sink,
             generator=rng,
