@@ -67,7 +67,6 @@ def amplification_curve(
 def amplification_edit(
     setting: Setting, *, centre: Centre, factor: float, means: CentringMeans
 ) -> Edit:
-    """Move values at the target position away from a centre, in the layers until the growth."""
     return amplify(
         factor,
         centre=centre,

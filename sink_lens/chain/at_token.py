@@ -30,7 +30,6 @@ class Occurrences:
     position: int
     ids: tuple[int, ...]
     text: str
-    """The token, as a person reads it."""
     found: int
     """Occurrences in the given sequences, also those without enough room around them."""
 
@@ -110,7 +109,6 @@ def _cut_at_places(
     text: str,
     before: int,
 ) -> Occurrences:
-    """Make a row of the tokens around each (sequence, position); at most as many as ``batch`` has."""
     by_sequence: dict[int, list[int]] = {}
     for number, position in places:
         by_sequence.setdefault(number, []).append(position)

@@ -140,7 +140,6 @@ class MarkedTokens:
     names: tuple[str, ...]
     """The most frequent of them, at most two."""
     n_sequences: int
-    """Sequences that have one."""
     n_asked: int
     attention: float
     """Share of the attention behind the first of them that goes to them, mean over layers and heads."""

@@ -45,7 +45,6 @@ from .setting import (
 )
 
 CENTRING_TOKENS = 4096
-"""Random tokens over which amplification's centres are taken."""
 
 
 def intervention_table(
@@ -111,7 +110,7 @@ def intervention_table(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Studied:
-    """What interventions are made in."""
+    """The model and the sequences that interventions are made on."""
 
     lens: LensModel
     batch: TokenBatch
@@ -132,7 +131,6 @@ class RunTables:
     """Each table is written when it is made, and read if an earlier start has written it."""
 
     def __init__(self, writer: RunWriter, *, begin: Callable[[str], None]) -> None:
-        """Call ``begin`` with the name of each table before it is made."""
         self.frames: dict[str, pd.DataFrame] = {}
         self.writer, self._begin = writer, begin
 

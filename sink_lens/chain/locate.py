@@ -101,7 +101,6 @@ class Location:
         return (lasting, brief) if lasting else (brief, [])
 
     def entering_dimensions(self, layer: int) -> tuple[int, ...]:
-        """Return the outlier dimensions of the stream that a layer reads."""
         return self.outliers.get(layer - 1, ())
 
     def measuring_plan(self, attention: Iterable[int]) -> MeasuringPlan:

@@ -119,7 +119,6 @@ class Panel:
 
     @property
     def other_positions(self) -> Bool[Tensor, " position"]:
-        """Marks the sampled positions of other tokens."""
         return (self.positions >= r.OTHERS_FROM) & (self.positions != self.location.sink_position)
 
     def norm_ratio(self) -> Float[Tensor, "layer batch"]:
@@ -134,7 +133,7 @@ class Panel:
         )
 
     def sink_states(self) -> Float[Tensor, "layer batch d_model"]:
-        """Before layer 0 and after each layer."""
+        """Return the studied token's stream, before layer 0 and after each layer."""
         return torch.cat([self["state_pre"], self["state"]])[
             :, :, self.sink_positions.index(self.location.sink_position)
         ]
@@ -168,11 +167,9 @@ class Panel:
         return not bool(self["rate_by_key"][..., : self.shortest].isnan().all())
 
     def find_sink_positions(self, *, min_rate: float) -> tuple[int, ...]:
-        """The strongest is first."""
         return sink_positions(self["rate_by_key"], shortest=self.shortest, min_rate=min_rate)
 
     def sink_rate(self, threshold: float) -> Float[Tensor, " batch"]:
-        """Compute the share of heads with the sink, by sequence."""
         score = self.at_sink("sink_score", self.location.sink_position)
         return passes(score, threshold=threshold).nanmean(dim=(0, 2))
 

@@ -141,7 +141,6 @@ def super_units_of_layer(splits: list[LayerSplit], *, layer: int) -> list[int]:
 
 
 def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
-    """Make one row per (layer, neuron, sink position) of every growth layer."""
     frames = []
     for split in splits:
         layer, index = split.layer, panel.sink_positions.index(split.position)
@@ -192,7 +191,6 @@ def neuron_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.
 def expert_table(
     lens: LensModel, panel: Panel, splits: list[LayerSplit], *, super_share: float
 ) -> pd.DataFrame:
-    """Make one row per (layer, expert, sink position); ``super_share`` makes an expert super."""
     frames = []
     for split in splits:
         assert lens.d_expert is not None
@@ -228,7 +226,6 @@ def _join_frames(frames: list[pd.DataFrame], *, columns: list[str]) -> pd.DataFr
 
 
 def selectivity_table(lens: LensModel, panel: Panel, splits: list[LayerSplit]) -> pd.DataFrame:
-    """Take the mean activation, gate and up value of each super neuron at each position."""
     rows = []
     for layer in sorted({split.layer for split in splits}):
         weights = mlp_weights(lens, layer=layer)

@@ -27,7 +27,6 @@ _TOKENS_READ, _TOKENS_EDITED = 2048, 512
 _POINTS, _PATTERNS = 11, 6
 """Points of the screen, which are in one forward with gradients, and copies of the baseline's pattern in it."""
 _SITES_BY_POSITION = 4
-"""Sites of which sums by position are kept in double precision while a pass measures."""
 _NOT_INCLUDED = "a second measuring pass if the first looked at the wrong position or some sequences lack the sink"
 _LESS = "need fewer sequences, a smaller type (dtype='bfloat16') or no interventions (interventions=False)"
 

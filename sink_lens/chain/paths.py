@@ -55,7 +55,6 @@ MLPS = "MLPs"
 INPUTS = "layer inputs"
 SUPER, MAKERS, EVERYTHING, KEY, SINK = "super neurons", "makers", "everything", "key", "sink"
 SUBLAYERS = {ATTENTION: "attn_out", MIXERS: "mixer_out", MLPS: "mlp_out", INPUTS: "per_layer_out"}
-"""Source -> the site of what it adds."""
 DIMENSIONS = "outlier dimensions"
 
 
@@ -68,7 +67,6 @@ class End:
     layers: tuple[int, ...] = ()
     """Layers of neurons, keys or MLPs; if none, all before the target or after the source."""
     units: Mapping[int, Sequence[int]] = field(default_factory=dict)
-    """Layer -> neurons."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,7 +164,6 @@ class Writings:
         return added[source.name][:end, :, position].sum(0) / by
 
     def cut_edits(self, path: Path) -> Edits:
-        """Let the target read the stream without the source's part."""
         setting, source, target = self.setting, path.source, path.target
         if target.name == SINK:
             return (
@@ -356,7 +353,6 @@ def list_paths(
 def _control_paths(
     setting: Setting, path: Path, *, generator: torch.Generator
 ) -> tuple[str, list[Path]]:
-    """Make controls of ``path``, and say what differs in them."""
     draws = range(min(setting.config.controls, PATH_CONTROLS))
     if path.through is not None:
         drawn = setting.draw_other_units(

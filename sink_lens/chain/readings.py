@@ -33,7 +33,6 @@ from .locate import MeasuringPlan
 
 Item = TypeVar("Item")
 SITES_BY_POSITION = ("z", *ADDED, "resid_post")
-"""Sites whose variance and norm are read by position."""
 OTHERS_FROM = 8
 """First position of other tokens."""
 FIRST_LAYER = frozenset({0})
@@ -71,25 +70,16 @@ def sampled_positions(
     if length <= _MOST_SAMPLED:
         return torch.arange(length)
     half = _MOST_SAMPLED // 2
-    late = (
-        torch.logspace(math.log10(half), math.log10(length - 1), half, dtype=torch.float32)
-        .round()
-        .long()
-    )
-    return torch.cat(
-        [torch.arange(half), late, torch.tensor(sorted(sink_positions), dtype=torch.long)]
-    ).unique()
+    ends = math.log10(half), math.log10(length - 1)
+    late = torch.logspace(*ends, half, dtype=torch.float32).round().long()
+    sinks = torch.tensor(sorted(sink_positions), dtype=torch.long)
+    return torch.cat([torch.arange(half), late, sinks]).unique()
 
 
 def evenly_spaced(items: Sequence[Item], most: int) -> list[Item]:
     """Pick at most ``most`` items, the first and the last included."""
-    index = (
-        torch.linspace(0, len(items) - 1, min(most, len(items)), dtype=torch.float32)
-        .round()
-        .long()
-        .tolist()
-    )
-    return [items[place] for place in index]
+    spaced = torch.linspace(0, len(items) - 1, min(most, len(items)), dtype=torch.float32)
+    return [items[place] for place in spaced.round().long().tolist()]
 
 
 def ratio_to_others(
@@ -114,14 +104,11 @@ def attention_readings(
 
     def by_key(function: Callable[..., Tensor]) -> Callable[[LayerView], Tensor]:
         def read(view: LayerView) -> Tensor:
-            pairs = zip(view["mass"].unbind(-1), sink_positions, strict=True)
-            return torch.stack(
-                [
-                    function(column, key=key, valid=view.valid, reach=view.reach)
-                    for column, key in pairs
-                ],
-                dim=-1,
-            )
+            found = [
+                function(column, key=key, valid=view.valid, reach=view.reach)
+                for column, key in zip(view["mass"].unbind(-1), sink_positions, strict=True)
+            ]
+            return torch.stack(found, dim=-1)
 
         return read
 
@@ -139,9 +126,8 @@ def attention_readings(
         )
 
     def to_no_key(rows: Tensor) -> Tensor:
-        found = attention.null_mass(
-            rows
-        )  # a row that sums to more than 1 is of no softmax, and neither are the others
+        # a row that sums to more than 1 is of no softmax, and neither are the others
+        found = attention.null_mass(rows)
         return found.masked_fill(found.isnan().any(-1, keepdim=True) | sigmoid, math.nan)
 
     return [
@@ -165,9 +151,7 @@ def position_readings(
     readings = []
 
     def without_constant(x: Tensor, site: str, layer: int) -> Tensor:
-        alike = (
-            getattr(one.layer_constants(layer), site) if site in ("v", "z", "attn_out") else None
-        )
+        alike = getattr(one.layer_constants(layer), site) if site in ("z", "attn_out") else None
         return x if alike is None or not bool(alike.any()) else x - alike.flatten()
 
     for site in SITES_BY_POSITION:
@@ -208,24 +192,25 @@ def state_readings(
 ) -> list[Reading]:
     """Read states at sink positions, and the effective rank with and without sinks."""
 
-    def at_sinks(site: str) -> Callable[[LayerView], Tensor]:
-        return lambda view: view[site][:, list(sink_positions)].float()
-
     def ranks(view: LayerView) -> Tensor:
         x, valid = _sampled_vectors(view, "resid_post", positions)
         places = [int((positions == sink).nonzero()) for sink in sink_positions]
         return rank.effective_ranks(x, valid=valid, without=((), places))
 
     return [
-        Reading(
-            name="state_pre",
-            sites=("resid_pre",),
-            function=at_sinks("resid_pre"),
-            layers=FIRST_LAYER,
-        ),
-        Reading(name="state", sites=("resid_post",), function=at_sinks("resid_post")),
+        _reading_at("state_pre", "resid_pre", sink_positions, layers=FIRST_LAYER),
+        _reading_at("state", "resid_post", sink_positions),
         Reading(name="effective_rank", sites=("resid_post",), function=ranks),
     ]
+
+
+def _reading_at(
+    name: str, site: str, positions: Sequence[int], *, layers: frozenset[int] | None = None
+) -> Reading:
+    def values(view: LayerView) -> Tensor:
+        return view[site][:, list(positions)].float()
+
+    return Reading(name=name, sites=(site,), function=values, layers=layers)
 
 
 def typical_token_readings(
@@ -266,24 +251,20 @@ def value_norm_reading(
 
     def ratios(view: LayerView) -> Tensor:
         v, valid = _sampled_values(view, "v", positions)
-        norms = outputs.value_norms(
-            v, factor=outputs.triangular_factor(output_weights(lens, layer=view.layer)[0])
-        )
-        return torch.stack(
-            [outputs.value_norm_ratio(norms, valid=valid, key=place) for place in places], dim=-1
-        )
+        factor = outputs.triangular_factor(output_weights(lens, layer=view.layer)[0])
+        norms = outputs.value_norms(v, factor=factor)
+        found = [outputs.value_norm_ratio(norms, valid=valid, key=place) for place in places]
+        return torch.stack(found, dim=-1)
 
     return Reading(name="value_norm_ratio", sites=("v",), function=ratios)
 
 
 def control_positions(length: int, *, key: int, controls: int = CONTROLS) -> list[int]:
     """Pick at most ``controls`` other positions than ``key``, evenly spaced from 8 on."""
-    spaced = torch.linspace(
-        OTHERS_FROM, max(OTHERS_FROM, length - 1), controls + 1, dtype=torch.float32
-    )[:-1]
-    return sorted(
-        {place for place in spaced.round().long().tolist() if place != key and place < length}
-    )
+    end = max(OTHERS_FROM, length - 1)
+    spaced = torch.linspace(OTHERS_FROM, end, controls + 1, dtype=torch.float32)[:-1]
+    places = {*spaced.round().long().tolist()} - {key}
+    return sorted(place for place in places if place < length)
 
 
 def neuron_readings(
@@ -309,15 +290,9 @@ def neuron_readings(
 
         return Reading(name=f"{site}_by_position", sites=(site,), function=sampled, layers=layers)
 
-    def at_sinks(site: str) -> Reading:
-        def values(view: LayerView) -> Tensor:
-            return view[site][:, sinks].float()
-
-        return Reading(name=f"{site}_at_sinks", sites=(site,), function=values, layers=layers)
-
+    read = ["neurons", *(site for site in ADDED if site in sites_of(lens.family))]
     return [
-        at_sinks("neurons"),
-        *(at_sinks(site) for site in ADDED if site in sites_of(lens.family)),
+        *(_reading_at(f"{site}_at_sinks", site, sinks, layers=layers) for site in read),
         by_position("mlp_in"),
         by_position("neurons"),
         Reading(name="neurons_elsewhere", sites=("neurons",), function=elsewhere, layers=layers),

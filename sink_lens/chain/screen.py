@@ -40,7 +40,6 @@ EDGES = (0.0, 1 / 256, 1 / 64, 1 / 16, 1 / 6, 1 / 3, 1 / 2, 0.65, 0.8, 0.9, 0.97
 """Ends of the steps of the integrated screen: short where a norm lets a large dimension saturate the key, and near the
 baseline stream, where neurons with a threshold begin to fire."""
 _SITES: Mapping[Kind, str] = {"neuron": "neurons", "head": "z", **WHOLE}
-"""Kind of a part -> what it writes."""
 LEAST_DIRECT = 0.6
 """Share of the direct effects of the whole stream from which an embedding is a part."""
 
@@ -303,7 +302,6 @@ class _LayerRuns:
         return torch.zeros_like(leaf) if found is None else found.detach()
 
     def _layout(self, begins: tuple[int, ...], *, alone: bool = False) -> Layout:
-        """Give each position in ``begins`` a cell."""
         n, length = self.tokens.shape
         return Layout(n_sequences=n, n_positions=length, begins=begins, alone=alone)
 

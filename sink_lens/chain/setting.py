@@ -115,7 +115,7 @@ class Run:
     of: BaselineRun | None = None
     """The run that it continues, with its edits; None is the setting's baseline run."""
     layers: Sequence[int] | None = None
-    """The layers in which attention is read; None is all. A run that was made before may have more."""
+    """Those in which attention is read; None is all. A run that was made before may have more."""
     loss: bool = False
     sites: Sequence[str] = ()
     state: bool = False
@@ -136,7 +136,6 @@ class Setting:
     segments: tuple[Segment, ...]
     config: TraceConfig
     averaged: Averaged = field(repr=False)
-    """The tokens that mean ablation takes its mean over."""
     super_neurons: Mapping[int, Tensor] = field(default_factory=dict, repr=False)
     """Layer -> mask of its super neurons, and of the neurons among the makers."""
     makers: tuple[Maker, ...] = ()
@@ -335,7 +334,6 @@ class Setting:
         )
 
     def edited_baseline_run(self, edits: Sequence[Edit]) -> BaselineRun:
-        """Run the sequences under edits, and keep what other runs need to continue from this run."""
         needs = dataclasses.replace(self.baseline_run.needs, loss=False, whole=False)
         return self.baseline_run.with_edits(edits, needs=needs) if edits else self.baseline_run
 
@@ -356,7 +354,7 @@ class Setting:
         return {layer: self._tensors[site, layer] for layer in layers}
 
     def mean_ordinary(self, baseline: Tensor) -> Tensor:
-        """Average over ordinary tokens of all sequences; batch and position get size 1."""
+        """Average over ordinary tokens; batch and position get size 1."""
         return self.averaged.mean_of(baseline)
 
     def freeze_site_edit(
@@ -368,7 +366,7 @@ class Setting:
         mean: bool,
         units: Sequence[int] | None = None,
     ) -> Edit:
-        """Make the edit that sets a site at ``position`` to its baseline value, or (``mean``) to ``mean_ordinary``."""
+        """Set a site at ``position`` to its baseline value, or (``mean``) to ``mean_ordinary``."""
         key = site, tuple(layers), position, mean, None if units is None else tuple(units)
         if key not in self._edits:
             values = {
@@ -384,7 +382,6 @@ class Setting:
         return self._edits[key]
 
     def freeze_unit_edits(self, site: str, chosen: Units, *, position: int, mean: bool) -> Edits:
-        """Make such an edit of ``chosen`` units for each layer."""
         self.baseline_tensors(site, layers=list(chosen))  # all are read in one pass
         return tuple(
             self.freeze_site_edit(site, layers=[layer], position=position, mean=mean, units=units)
@@ -615,7 +612,6 @@ def hangs_on_controls(largest: float, *, ends: Iterable[float], least: float) ->
 
 
 def mean_mass(run: Outcome, position: int, layers: Sequence[int]) -> float:
-    """Average the attention to a position over the given layers, all heads and sequences."""
     return float(run.mass_at(position, layers=layers).nanmean())
 
 

@@ -24,7 +24,6 @@ _TOP_DIMENSIONS = 16
 
 
 def head_table(lens: LensModel, panel: Panel, *, threshold: float) -> pd.DataFrame:
-    """Make one row per (layer, head, sink position), with means over sequences."""
     frames = []
     index = pd.MultiIndex.from_product(
         [range(lens.n_layers), range(lens.n_heads)], names=["layer", "head"]
@@ -71,7 +70,6 @@ def _qk_alignment(lens: LensModel, location: Location) -> Tensor:
 
 
 def position_table(panel: Panel) -> pd.DataFrame:
-    """Take S1, S2 and norm (means over sequences) by layer, site and sampled position."""
     frames = []
     for site in SITES_BY_POSITION:
         for layer in panel.layers(f"std:{site}"):
@@ -94,7 +92,6 @@ def position_table(panel: Panel) -> pd.DataFrame:
 
 
 def dimension_table(panel: Panel, *, config: TraceConfig) -> pd.DataFrame:
-    """Take the strongest dimensions of each sink token after each layer."""
     rows, typical = [], panel.typical_magnitudes()
     for layer, state in enumerate(panel["state"]):
         for position in panel.location.sink_positions:
@@ -167,7 +164,6 @@ def layer_table(panel: Panel) -> pd.DataFrame:
 
 
 def growth_step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
-    """Make one row per step; ``split_error`` is the largest of ``errors`` in its layers."""
     rows = [
         {
             "step": index,
@@ -177,9 +173,7 @@ def growth_step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
             "ratio_after": step.ratio_after,
             "sink_position": panel.location.sink_position,
             "outlier_dimension": step.dimension,
-            "split_error": max(
-                (errors[layer] for layer in step.layers if layer in errors), default=float("nan")
-            ),
+            "split_error": max(errors[layer] for layer in step.layers),
         }
         for index, step in enumerate(panel.location.steps)
     ]
@@ -189,7 +183,6 @@ def growth_step_table(panel: Panel, errors: dict[int, float]) -> pd.DataFrame:
 def condition_row(
     panel: Panel, *, condition: str, chosen: bool, config: TraceConfig
 ) -> dict[str, object]:
-    """Make the row of a BOS ``condition``, the studied one if ``chosen``."""
     location = panel.location
     counts = Counter(dimension for dims in location.outliers.values() for dimension in dims)
     return {

@@ -222,7 +222,6 @@ def trace(
 def run_trace(
     config: TraceConfig, *, out: str | Path | None, overwrite: bool, progress: bool
 ) -> Trace:
-    """Run the command ``trace``, which draws the page itself."""
     folder = default_run_folder(config.model) if out is None else out
     return trace(
         config.model,
@@ -538,7 +537,7 @@ class _StageBar:
             self._bar.set_description_str(_STAGES[name][0])
 
     def _say_finished(self) -> None:
-        """Leave a line, where the output is kept and nobody watches a bar."""
+        """Leave a line where the output is kept, as in a log."""
         seconds = time.monotonic() - self._begun
         if self._now:
             self._bar.leave_line(

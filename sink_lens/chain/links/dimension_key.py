@@ -144,7 +144,6 @@ def _key_norm_gain(lens: LensModel, layer: int) -> Tensor | float:
 def _key_norm_factor(
     lens: LensModel, layer: int, k: Float[Tensor, "batch kv_head d_head"]
 ) -> Tensor | float:
-    """Compute by what the norm on keys multiplies each entry of ``k``."""
     norm = norm_weights(lens, layer=layer, which="k_norm")
     if norm is None:
         return 1.0
@@ -202,7 +201,6 @@ def _compute_statistics(evidence: Evidence, rng: np.random.Generator) -> list[St
 
 
 def _make_interventions(trial: Trial) -> list[Intervention]:
-    """Mean ablate outlier dimensions in the input of the sink's key, or all others."""
     setting = trial.setting
     lens = setting.lens
     found = {

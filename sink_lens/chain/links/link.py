@@ -38,7 +38,6 @@ class Intervention:
 def make_mean_ablation(
     kept: FrozenQuantity, *, setting: Setting, name: str, is_primary: bool = True
 ) -> Intervention:
-    """Mean ablate the quantity ``kept`` at the sink position."""
     return Intervention(
         name=name,
         edits=kept.edits,
@@ -58,7 +57,6 @@ class Trial:
     generator: torch.Generator
     """The links draw their random controls from it in their order."""
     means: CentringMeans
-    """Means that amplification moves aggregated values away from."""
     curve: pd.DataFrame
     """Attention to the target position by centre and factor of the amplification."""
 

@@ -156,7 +156,6 @@ def _dimensions_text(tables: Tables) -> str:
 
 
 def dimensions_cancel_bias(tables: Tables) -> bool:
-    """Check whether outlier dimensions cancel the keys' bias: the sink's key is then much shorter than others."""
     rows = statistics_by_name(tables, "dimension_key")
     against, norm = rows.get("bias_cancelled"), rows.get("key_norm_ratio")
     if against is None or norm is None:

@@ -40,7 +40,6 @@ _MOST_LABELS = 8
 def draw_sink_scores(
     heads: pd.DataFrame, *, position: int, threshold: float | None = None
 ) -> Figure:
-    """Draw the sink score of a position, layer by head; the threshold is marked on the scale."""
     grid = layer_head_grid(heads, "sink_score", position=position)
     n_layers, n_heads = grid.shape
     figure = new_figure(
@@ -61,7 +60,6 @@ def draw_sink_scores(
 
 
 def onset_of_heads(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
-    """Return the first layer whose mean sink score is above ``threshold``."""
     over = np.flatnonzero(
         _nan_mean(layer_head_grid(heads, "sink_score", position=position)) > threshold
     )
@@ -69,7 +67,6 @@ def onset_of_heads(heads: pd.DataFrame, *, position: int, threshold: float) -> i
 
 
 def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure:
-    """Draw the attention to a position by layer, as mean and range over heads, with the onset layer."""
     mass = layer_head_grid(heads, "sink_mass", position=position)
     layers = np.arange(len(mass))
     figure = new_figure()
@@ -94,7 +91,6 @@ def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> F
 
 
 def draw_norm_by_layer(layers: pd.DataFrame, *, growth_steps: pd.DataFrame | None = None) -> Figure:
-    """Draw the norm ratio of the sink token and its strongest dimension; growth steps are shaded."""
     layers = layers.sort_values("layer")
     layer = layers["layer"].to_numpy(float)
     figure = new_figure(height=4.1)
@@ -174,7 +170,6 @@ def draw_variance_by_position(positions: pd.DataFrame, *, layers: Sequence[int])
 def draw_super_neurons(
     neurons: pd.DataFrame, *, position: int, share: float | None = None
 ) -> Figure:
-    """Draw each neuron's contribution against its activation and its weight-norm rank."""
     table = neurons.loc[neurons["sink_position"] == position]
     height = table["contribution_share"].to_numpy(float) * 100
     ranks = np.stack(
@@ -236,7 +231,6 @@ def draw_super_neurons(
 def draw_top_dimensions(
     dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12
 ) -> Figure:
-    """Draw the ``most`` largest dimensions of the sink token after a layer as bars."""
     table = dimensions.loc[dimensions["sink_position"] == position]
     table = (
         table.loc[table["layer"] == layer]
@@ -326,7 +320,6 @@ def _write_neuron_names(axes: Axes, points: pd.DataFrame) -> None:
 
 
 def draw_key_split(split: pd.DataFrame) -> Figure:
-    """Draw how much of the sink's key and of its logit the outlier dimensions make, beside controls."""
     split = split.set_index("layer").sort_index()
     layers = split.index.to_numpy(int)
     split = split.reindex(range(layers[0], layers[-1] + 1))  # no line where nothing was measured
@@ -372,7 +365,6 @@ NAMES = {"values": "values", "aggregated": "aggregated values", "none": "norm on
 
 
 def draw_amplification(table: pd.DataFrame) -> Figure:
-    """Draw the attention that amplification adds, by factor: a line for each centre, with intervals."""
     figure = new_figure(width=WIDTH, height=3.2)
     axes = panel(figure, xlabel="factor", ylabel="attention added at the position")
     for centre, (colour, marker) in CENTRES.items():
@@ -390,7 +382,6 @@ def draw_amplification(table: pd.DataFrame) -> Figure:
 
 
 def draw_mediation(table: pd.DataFrame) -> Figure:
-    """Draw the share of the sink that survives: frozen quantities across, interventions and steps down."""
     keys = list(dict.fromkeys(zip(table["intervention"], table["step"], strict=True)))
     names = list(dict.fromkeys([*FROZEN, *table["frozen"]]))
     grid, control = np.full((2, len(keys), len(names)), np.nan)

@@ -21,7 +21,6 @@ from .story import (
 
 
 def first_screen(run: Run) -> FirstScreen:
-    """Make the first screen; a piece of it is empty if the run lacks the tables for it."""
     found, missing = try_make(run, lambda: link_rows(run))
     links: list[LinkRow] = found or []
     notes = []

@@ -74,7 +74,6 @@ class _Form:
 
     @property
     def line(self) -> float:
-        """Height of a line in inches."""
         return 1.25 * self.size / 72
 
     def wrap(self, text: str, width: float, *, bold: bool = False) -> list[str]:
@@ -93,7 +92,7 @@ class _TooNarrowError(Exception):
 
 
 def draw_chain(circuit: Any, *, style: Style, width: float | None) -> Figure:
-    """Draw the links of a circuit in the largest type that fits.
+    """Draw in the largest type that fits.
 
     Raises:
         InputError: another style, or more than fits into the width.

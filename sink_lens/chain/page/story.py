@@ -82,7 +82,6 @@ def title(run: Run) -> str:
 
 
 def evidence_tables(run: Run) -> dict[str, pd.DataFrame]:
-    """Return the tables from which sentences are made, as far as the run has them."""
     known = {name: run.optional(name, columns=columns) for name, columns in _NEEDED.items()}
     return {name: table for name, table in known.items() if table is not None}
 
@@ -163,7 +162,6 @@ _TARGETS = {
 
 
 def headline_numbers(run: Run) -> list[tuple[str, str]]:
-    """Return (number, meaning), such as "87%" and "of heads have the sink at position 0"."""
     story, found = find_story(run), []
     if story.sink_rate is not None:
         n, has = _sequences_studied(run), f"have the sink at {story.studied}, at "
@@ -215,7 +213,6 @@ def headline_numbers(run: Run) -> list[tuple[str, str]]:
 
 
 def verdict_counts_text(verdicts: dict[str, str]) -> str:
-    """Say how many links have each verdict (link -> verdict), and what that means for the chain."""
     counts = {name: sum(verdict == name for verdict in verdicts.values()) for name in VERDICTS}
     if counts["not applicable"] == len(verdicts) > 0:
         return "There is no sink for the chain to lead to, so no link is judged; what was measured is shown."

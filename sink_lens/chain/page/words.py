@@ -74,7 +74,6 @@ _UNBOUND = {
 
 
 def headline_phrases(tables: Tables, *, is_sink: bool, rate: float, position: int) -> list[Phrase]:
-    """Return the phrases of a run's headline, with at most ``MOST_WORDS`` words in all."""
     phrases = (
         _phrases_with_sink(tables, rate, position) if is_sink else _phrases_without_sink(tables)
     )
@@ -200,7 +199,6 @@ def _maker_phrases(tables: Tables) -> list[Phrase]:
 
 
 def _damage_clause(row: Mapping[Hashable, Any], tables: Tables) -> str:
-    """Say what the set of ``row`` costs; empty unless masking the sink costs far less."""
     effects = tables.get("effects")
     if effects is None or not len(effects):
         return ""
@@ -341,7 +339,6 @@ def _row_that_answers(effects: pd.DataFrame, link: str, question: str) -> dict[s
 
 
 def _damage_sentence(tables: Tables, link: str, row: Mapping[str, Any]) -> str:
-    """Say that an edit damages the model, and which path could decide the link; empty if it does not."""
     if not row or not is_off_distribution(row):
         return ""
     said = f"this edit damages the model itself ({_cost_text(row)})"
