@@ -30,6 +30,7 @@ from ...report.style import (
     without_formulas,
 )
 from ...schema import ALL_STEPS, FROZEN
+from ...stats import sort_by_magnitude
 from ...text import as_text, layers_in_words, neuron_name
 
 _RASTER_FROM = 800
@@ -60,10 +61,8 @@ def draw_sink_scores(
 
 
 def onset_of_heads(heads: pd.DataFrame, *, position: int, threshold: float) -> int | None:
-    over = np.flatnonzero(
-        _nan_mean(layer_head_grid(heads, "sink_score", position=position)) > threshold
-    )
-    return int(over[0]) if len(over) else None
+    means = _nan_mean(layer_head_grid(heads, "sink_score", position=position))
+    return next(iter(np.flatnonzero(means > threshold).tolist()), None)
 
 
 def draw_sink_mass(heads: pd.DataFrame, *, position: int, threshold: float) -> Figure:
@@ -172,9 +171,7 @@ def draw_super_neurons(
 ) -> Figure:
     table = neurons.loc[neurons["sink_position"] == position]
     height = table["contribution_share"].to_numpy(float) * 100
-    ranks = np.stack(
-        [table["gate_norm_rank"].to_numpy(float), table["up_norm_rank"].to_numpy(float)]
-    )
+    ranks = [table[name].to_numpy(float) for name in ("gate_norm_rank", "up_norm_rank")]
     rank = np.nan_to_num(ranks, nan=np.inf).min(axis=0)
     is_super = table["is_super"].eq(True).to_numpy()
     figure = new_figure(width=7.4, height=3.5)
@@ -210,20 +207,13 @@ def draw_super_neurons(
             )
         log_scale(axes, axis="x")
         if first is None:
-            axes.set_ylabel(
-                "share of the layer's change, %",
-                fontsize=FONT,
-                color=INK,
-            )
+            axes.set_ylabel("share of the layer's change, %", fontsize=FONT, color=INK)
             first = axes
         else:
             axes.sharey(first)
             axes.tick_params(labelleft=False)
         points = table.assign(x=x, y=height).loc[chosen]
-        _write_neuron_names(
-            axes,
-            points.sort_values("y", key=abs, ascending=False, kind="stable").head(_MOST_LABELS),
-        )
+        _write_neuron_names(axes, sort_by_magnitude(points, "y").head(_MOST_LABELS))
     legend(figure.axes[0], columns=3, over=figure)
     return without_formulas(figure)
 
@@ -231,12 +221,8 @@ def draw_super_neurons(
 def draw_top_dimensions(
     dimensions: pd.DataFrame, *, position: int, layer: int, most: int = 12
 ) -> Figure:
-    table = dimensions.loc[dimensions["sink_position"] == position]
-    table = (
-        table.loc[table["layer"] == layer]
-        .sort_values("value", key=abs, ascending=False, kind="stable")
-        .head(most)
-    )
+    here = (dimensions["sink_position"] == position) & (dimensions["layer"] == layer)
+    table = sort_by_magnitude(dimensions.loc[here], "value").head(most)
     figure = new_figure(height=0.9 + 0.23 * max(len(table), 4))
     axes = panel(
         figure, xlabel=f"|value| at position {position} after layer {layer}", ylabel="dimension"
@@ -247,18 +233,9 @@ def draw_top_dimensions(
         (outlier, ORANGE, "//", "outlier dimension"),
         (~outlier, BLUE, "", "other dimension"),
     ):
-        axes.barh(
-            places[which],
-            size[which],
-            color=colour,
-            hatch=hatch,
-            edgecolor=INK,
-            linewidth=0.6,
-            label=label,
-        )
-    axes.set_yticks(
-        places, [f"{dimension:.0f}" for dimension in table["dimension"].to_numpy(float)]
-    )
+        bars = {"color": colour, "hatch": hatch, "edgecolor": INK, "linewidth": 0.6}
+        axes.barh(places[which], size[which], label=label, **bars)
+    axes.set_yticks(places, [f"{one:.0f}" for one in table["dimension"].to_numpy(float)])
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
     legend(axes, columns=2)
@@ -276,11 +253,8 @@ def spread_heights(heights: Sequence[float], *, gap: float, top: float) -> list[
 
 
 def _nan_mean(values: np.ndarray) -> np.ndarray:
-    there = np.isfinite(values)
-    counts = there.sum(axis=-1)
-    return np.where(
-        counts > 0, np.where(there, values, 0).sum(axis=-1) / np.maximum(counts, 1), np.nan
-    )
+    with np.errstate(invalid="ignore"):
+        return np.nansum(values, axis=-1) / np.isfinite(values).sum(axis=-1)
 
 
 _NAME = 0.25
@@ -291,9 +265,7 @@ def _write_neuron_names(axes: Axes, points: pd.DataFrame) -> None:
     low, high = axes.get_ylim()
     x_low, x_high = (math.log10(end) for end in axes.get_xlim())
     gap = 0.07 * (high - low)
-    ordered = list(
-        points.sort_values("y")[["layer", "neuron", "x", "y"]].itertuples(index=False, name=None)
-    )
+    ordered = points.sort_values("y")[["layer", "neuron", "x", "y"]].to_numpy(float).tolist()
     heights = spread_heights([y for *_, y in ordered], gap=gap, top=high)
     across = [(math.log10(x) - x_low) / (x_high - x_low) for _, _, x, _ in ordered]
     for (layer, neuron, x, y), height, place in zip(ordered, heights, across, strict=True):
@@ -302,10 +274,9 @@ def _write_neuron_names(axes: Axes, points: pd.DataFrame) -> None:
             for at, (*_, other) in zip(across, ordered, strict=True)
             if abs(other - height) < 0.6 * gap
         ]
-        covered = any(0 < distance < _NAME for distance in near)
-        to_the_left = place > 0.7 or (
-            covered and not any(-_NAME < distance < 0 for distance in near)
-        )
+        right = any(0 < distance < _NAME for distance in near)
+        left = any(-_NAME < distance < 0 for distance in near)
+        to_the_left = place > 0.7 or (right and not left)
         axes.annotate(
             neuron_name(layer, neuron),
             (x, y),
@@ -403,11 +374,10 @@ def draw_mediation(table: pd.DataFrame) -> Figure:
     axes.set_yticks(range(len(keys)), rows)
     for (row, column), value in np.ndenumerate(grid):
         if np.isfinite(value):
-            text = f"{value:z.2f}" + (
-                f"\n({control[row, column]:z.2f})" if np.isfinite(control[row, column]) else ""
-            )
-            text = text.replace("-", "−")
+            text, beside = f"{value:z.2f}", control[row, column]
+            text += f"\n({beside:z.2f})" if np.isfinite(beside) else ""
+            style = {"ha": "center", "va": "center", "fontsize": 7.5}
             colour = "white" if value < 0.6 else "black"  # on the cell, whatever the page's style
-            axes.text(column, row, text, ha="center", va="center", fontsize=7.5, color=colour)
+            axes.text(column, row, text.replace("-", "−"), color=colour, **style)
     add_colour_scale(figure, image, axes, label="share that survives")
     return without_formulas(figure)

@@ -49,11 +49,8 @@ def _sink_mass_figure(run: Run) -> tuple[str, Figure]:
     heads = run.need("heads", columns=["layer", "head", "sink_position", "sink_score", "sink_mass"])
     position, threshold = studied_position(run), story.threshold or 0.3
     onset = figures.onset_of_heads(heads, position=position, threshold=threshold)
-    where = (
-        "at no layer, so there is no onset"
-        if onset is None
-        else f"first at layer {onset}, the onset"
-    )
+    where = f"first at layer {onset}, the onset"
+    where = "at no layer, so there is no onset" if onset is None else where
     see = f"The share of their attention that later tokens give to position {position}. "
     see += f"The mean sink score passes {threshold:g} {where}."
     return see, figures.draw_sink_mass(heads, position=position, threshold=threshold)
@@ -64,7 +61,7 @@ def _norm_figure(run: Run) -> tuple[str, Figure]:
     steps = run.optional(
         "growth_steps", columns=["first_layer", "last_layer", "ratio_before", "ratio_after"]
     )
-    curve = _norm_rows(run, position)
+    curve = _norm_rows(run)
     see = (
         f"Norm of the token at position {position} after each layer relative to the median of "
         "other tokens (logarithmic), and the value of its strongest dimension. "
@@ -79,19 +76,22 @@ def _norm_figure(run: Run) -> tuple[str, Figure]:
 
 
 def _studied_token(run: Run) -> str:
-    return (
-        "the sink token"
-        if find_story(run).is_sink
-        else f"the token at position {studied_position(run)}"
-    )
+    if find_story(run).is_sink:
+        return "the sink token"
+    return f"the token at position {studied_position(run)}"
 
 
-def _norm_rows(run: Run, position: int) -> pd.DataFrame:
-    layers = run.need("layers", columns=["layer", "sink_position", "norm_ratio", "outlier_value"])
-    layers = layers.loc[layers["sink_position"] == position]
-    if not len(layers):
-        raise RunError("the table 'layers' has no row of the sink position. Run again to see it.")
-    return layers
+def _norm_rows(run: Run) -> pd.DataFrame:
+    columns = ["layer", "sink_position", "norm_ratio", "outlier_value"]
+    return _studied_rows(run, "layers", columns=columns)
+
+
+def _studied_rows(run: Run, name: str, *, columns: list[str]) -> pd.DataFrame:
+    table = run.need(name, columns=columns)
+    rows = table.loc[table["sink_position"] == studied_position(run)]
+    if not len(rows):
+        raise RunError(f"the table {name!r} has no row of the sink position. Run again to see it.")
+    return rows
 
 
 def _variance_figure(run: Run) -> tuple[str, Figure]:
@@ -121,13 +121,10 @@ def _variance_figure(run: Run) -> tuple[str, Figure]:
 def _layers_to_draw(z: pd.DataFrame, story: Story) -> list[int]:
     """Return at most four layers up to the end of the first growth step (else up to layer 2)."""
     layers = sorted({int(layer) for layer in z["layer"]})
-    ends = [last for _, last, _ in story.steps or ()][:1] or [2]
-    before = [layer for layer in layers if layer <= ends[0]] or layers[:1]
-    return (
-        sorted({before[round(part * (len(before) - 1))] for part in (0, 1 / 3, 2 / 3, 1)})
-        if before
-        else []
-    )
+    end = next((last for _, last, _ in story.steps or ()), 2)
+    before = [layer for layer in layers if layer <= end] or layers[:1]
+    places = {round(part * (len(before) - 1)) for part in (0, 1 / 3, 2 / 3, 1)}
+    return [before[place] for place in sorted(places)] if before else []
 
 
 def _neuron_figure(run: Run) -> tuple[str, Figure]:
@@ -139,33 +136,22 @@ def _neuron_figure(run: Run) -> tuple[str, Figure]:
         raise RunError("no growth step was found, so there are no neurons to show.")
     share = recorded_number(run, "super_share")
     chosen = table.loc[table["is_super"].eq(True)]
-    ranks = np.fmin(
-        chosen["gate_norm_rank"].to_numpy(float), chosen["up_norm_rank"].to_numpy(float)
-    )
+    ranks = np.fmin(*(chosen[name].to_numpy(float) for name in columns[-2:]))
     see = f"Every neuron of the growth layers at {_studied_token(run)}; super neurons are triangles"
     see += f", above the dotted {share:.0%} of their layer's change." if share else "."
     if len(chosen):
         outside, whole = int((ranks > 5).sum()), plural(len(chosen), "super neuron")
-        told = (
-            f"{outside} of {whole} would be missed: not" if outside else f"{whole} would be found:"
-        )
+        told = f"{whole} would be found:"
+        told = f"{outside} of {whole} would be missed: not" if outside else told
         see += f" Right: by weight norm alone, {told} among the five largest rows of the layer."
     return see, figures.draw_super_neurons(table, position=position, share=share)
 
 
 def _dimension_figure(run: Run) -> tuple[str, Figure]:
     columns = ["layer", "sink_position", "dimension", "value", "dominance_ratio", "is_outlier"]
-    table = run.need("dimensions", columns=columns)
-    position = studied_position(run)
-    here = table.loc[table["sink_position"] == position]
-    if not len(here):
-        raise RunError(
-            "the table 'dimensions' has no row of the sink position. Run again to see it."
-        )
-    layer, dominance = (
-        sort_by_magnitude(here, "dominance_ratio")[name].iloc[0]
-        for name in ("layer", "dominance_ratio")
-    )
+    table = _studied_rows(run, "dimensions", columns=columns)
+    first = sort_by_magnitude(table, "dominance_ratio").iloc[0]
+    layer, dominance, position = first["layer"], first["dominance_ratio"], studied_position(run)
     see = (
         f"The largest residual values of {_studied_token(run)} after layer {layer:.0f}, where one dimension dominates "
         f"most: it is {as_text(dominance)} times the mean. A few long bars are dimension disparity."
@@ -216,9 +202,8 @@ def _sink_rows(name: str, columns: list[str], run: Run) -> pd.DataFrame:
 
 def _neuron_rows(run: Run) -> pd.DataFrame:
     table = run.need("neurons", columns=["sink_position", "contribution"])
-    return sort_by_magnitude(
-        table.loc[table["sink_position"] == studied_position(run)], "contribution"
-    ).head(500)
+    here = table.loc[table["sink_position"] == studied_position(run)]
+    return sort_by_magnitude(here, "contribution").head(500)
 
 
 def _variance_rows(run: Run) -> pd.DataFrame:
@@ -266,7 +251,7 @@ _FIGURES = (
         key="norms",
         title="Does the token grow?",
         make=_norm_figure,
-        data=lambda run: _norm_rows(run, studied_position(run)),
+        data=_norm_rows,
     ),
     Drawn(key="variance", title="Variance by position", make=_variance_figure, data=_variance_rows),
     Drawn(
@@ -293,12 +278,8 @@ def _amplification_figure(run: Run) -> tuple[str, Figure]:
     columns = ["centre", "factor", "target_position", "read_layers"]
     columns += ["change", "change_low", "change_high"]
     table = read_intervention_table(run, "amplification", columns)
-    first = table.iloc[0]
-    best = (
-        table.loc[table["centre"] != "none"]
-        .sort_values("change", ascending=False, kind="stable")
-        .iloc[0]
-    )
+    first, moved = table.iloc[0], table.loc[table["centre"] != "none"]
+    best = moved.sort_values("change", ascending=False, kind="stable").iloc[0]
     layers = str(first["read_layers"])
     most = f"No factor adds as much as {_LEAST_ADDED:g}"
     if best["change"] >= _LEAST_ADDED:
