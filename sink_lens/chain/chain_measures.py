@@ -64,11 +64,10 @@ def chain_measures(
             f"gives token 0 a score above {threshold:g}. Give longer ones, or a higher threshold."
         )
     config = TraceConfig(model=lens.name, threshold=levels[-1])
-    everywhere = MeasuringPlan(
-        sink_positions=(0,), layers=tuple(range(lens.n_layers))
-    )  # growth layers are among them
+    # growth layers are among them
+    everywhere = MeasuringPlan(sink_positions=(0,), layers=tuple(range(lens.n_layers)))
     panel = measure(lens, tokens, plan=everywhere, config=config, only=_READ)
-    rows: list[tuple[str, int | None, int | None, float, float, str]] = []
+    rows: list[tuple[object, ...]] = []
 
     def add(
         measure: str,
@@ -77,22 +76,21 @@ def chain_measures(
         layer: int | None = None,
         position: int | None = None,
         threshold: float = math.nan,
-        unit: str | None = None,
+        unit: str = "",
     ) -> None:
-        unit = MEASURES[measure].unit if unit is None else unit
+        unit = unit or MEASURES[measure].unit
         rows.append((measure, layer, position, threshold, float(value), unit))
 
     def add_layers(
-        measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str | None = None
+        measure: str, values: Tensor, *, whole: Tensor, first: int = 0, unit: str = ""
     ) -> None:
-        for index, value in enumerate(values):
-            add(measure, value, layer=first + index, unit=unit)
+        for layer, value in enumerate(values, start=first):
+            add(measure, value, layer=layer, unit=unit)
         add(measure, whole, unit=unit)
 
     score, mass = panel.at_sink("sink_score", 0), panel.at_sink("sink_mass", 0)
-    n_seen = torch.stack(
-        [tokens.lengths.clamp(min=0, max=lens.reach(layer)) for layer in range(lens.n_layers)]
-    )
+    reaches = [lens.reach(layer) for layer in range(lens.n_layers)]
+    n_seen = torch.stack([tokens.lengths.clamp(min=0, max=reach) for reach in reaches])
     for level in levels:
         long_enough = n_seen >= fewest_tokens(threshold=level)
         rates = passes(score.masked_fill(~long_enough[..., None], math.nan), threshold=level)
@@ -102,7 +100,7 @@ def chain_measures(
     add_layers("sink_mass", mass.nanmean(dim=(1, 2)), whole=mass.nanmean())
     uniform = torch.full((lens.n_layers,), torch.nan, dtype=torch.float32)
     for layer in lens.attention_layers:
-        uniform[layer] = uniform_mass(tokens.valid, key=0, reach=lens.reach(layer)).nanmean()
+        uniform[layer] = uniform_mass(tokens.valid, key=0, reach=reaches[layer]).nanmean()
     unit = MEASURES["sink_mass"].unit
     add_layers("uniform_mass", uniform, whole=uniform.nanmean(), unit=unit)
     for layer, by_position in enumerate(panel["std:z"].nanmean(1)):
@@ -128,6 +126,5 @@ def chain_measures(
     add("super_neurons", sum(counts.values()), unit="neurons")
     add("loss", panel["loss"].nanmean(), unit="nats")
     columns = ["measure", "layer", "position", "threshold", "value", "unit"]
-    return pd.DataFrame(rows, columns=columns).astype(
-        {"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"}
-    )
+    types = {"measure": "str", "layer": "Int64", "position": "Int64", "unit": "str"}
+    return pd.DataFrame(rows, columns=columns).astype(types)

@@ -150,23 +150,19 @@ class TraceConfig(ReadConfig):
 
     def __post_init__(self) -> None:
         for name, numbers in _FULL_AND_QUICK.items():
-            if getattr(self, name) is None:
-                object.__setattr__(
-                    self, name, numbers[self.quick is True]
-                )  # no bool is refused with the other fields
+            if getattr(self, name) is None:  # what is no bool is refused with the other fields
+                object.__setattr__(self, name, numbers[self.quick is True])
         ReadConfig.__post_init__(self)
         check_at_least(self, 1, "intervention_sequences", "max_outliers", "controls")
         check_at_most(self, MOST_CONTROLS, "controls")
         check_at_least(self, 16, "intervention_length")  # so that there are other positions
         for name in ("threshold", "min_sink_rate", "energy_frac", "super_share"):
-            if not 0 < getattr(self, name) < 1:
-                raise InputError(
-                    f"{name} is {getattr(self, name)}; need a number between 0 and 1, both excluded"
-                )
+            if not 0 < (value := getattr(self, name)) < 1:
+                raise InputError(f"{name} is {value}; need a number between 0 and 1, both excluded")
         check_least_threshold(self.threshold)
         for name in ("growth_factor", "dominance_threshold"):
-            if not getattr(self, name) > 1:
-                raise InputError(f"{name} is {getattr(self, name)}; need a number above 1")
+            if not (value := getattr(self, name)) > 1:
+                raise InputError(f"{name} is {value}; need a number above 1")
         if not isinstance(self.at, str | None):
             raise InputError(f"at is {self.at!r}; need a text: a token, its id in digits, or auto")
         if self.target_position is not None and self.target_position < 1:
@@ -174,9 +170,9 @@ class TraceConfig(ReadConfig):
                 f"target_position is {self.target_position}; need an interior position, from 1 on"
             )
         for pair in self.floors or ():
-            name, _, value = pair.partition("=")
+            name, _, number = pair.partition("=")
             try:
-                finite = name.strip() != "" and math.isfinite(float(value))
+                finite = name.strip() != "" and math.isfinite(float(number))
             except ValueError:
                 finite = False
             if not finite:

@@ -147,8 +147,8 @@ def chain_circuit(run: Run) -> ChainCircuit:
 def _value_average_shares(effects: pd.DataFrame | None) -> dict[str, list[float]]:
     if effects is None or "edit" not in effects:
         return {}
-    numbers = effects.reindex(columns=["share", "control_largest"]).to_numpy(float).tolist()
-    shares = dict(zip(effects["edit"], numbers, strict=True))
+    numbers = effects.reindex(columns=["share", "control_largest"]).astype(float)
+    shares = dict(zip(effects["edit"], numbers.to_numpy().tolist(), strict=True))
     parts = {"size": SIZE, "direction": DIRECTION, "distance": DISTANCE}
     return {
         word: shares[edit]
@@ -181,7 +181,7 @@ def _read_growth_steps(run: Run) -> list[_GrowthStep]:
         return [_GrowthStep(step=0, layers=(0, -1), reads=(0, last), dimension=None)]
     growth_steps = []
     following = [*table["first_layer"].iloc[1:], last + 1]
-    rows = table[columns].to_numpy(float)
+    rows = table[columns].astype(float).to_numpy()
     for (step, first, end, dimension), next_first in zip(rows, following, strict=True):
         begins = min(int(end) + 1, last)
         growth_steps.append(
