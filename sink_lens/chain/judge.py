@@ -46,6 +46,7 @@ from ..schema import (
     UNTESTED,
     column_names,
 )
+from ..stats import Interval
 from ..text import as_ranges
 from .config import EVERY_INTERVENTION
 from .evidence import Evidence, Statistic
@@ -83,9 +84,8 @@ def intervention_verdict(
     row: Mapping[Hashable, Any], *, floor: float = INTERVENTION_FLOOR, part_until: float = 0.0
 ) -> Verdict:
     """Judge a ``row`` of ``effects`` by step 3; *in part* ends at ``part_until`` if that is above the floor."""
-    if not row["baseline_sink_mass"] - row[
-        "uniform_sink_mass"
-    ] >= LEAST_SINK or is_off_distribution(row):
+    over = row["baseline_sink_mass"] - row["uniform_sink_mass"]
+    if not over >= LEAST_SINK or is_off_distribution(row):
         return "undecided"
     low, high, control = row["ci_low"], row["ci_high"], row.get("control_largest", math.nan)
     nothing = max(min(LEAST_SHARE, floor), -math.inf if math.isnan(control) else control)
@@ -144,9 +144,8 @@ def link_answers(
     if primary.no_source or not starts:
         return Answers("not applicable", "not applicable", "not applicable")
     if not has_sink:  # neurons that fire without a growth step are not looked for
-        return Answers(
-            "undecided" if primary.absent else present, "not applicable", "not applicable"
-        )
+        measured: Answer = "undecided" if primary.absent else present
+        return Answers(measured, "not applicable", "not applicable")
     if not can_tell_sinks:
         untold: Answer = "not tested" if effects is None else "undecided"
         return Answers("yes" if present == "yes" else "undecided", untold, untold)
@@ -176,14 +175,13 @@ def chain_table(links: Sequence[Link] = LINKS) -> pd.DataFrame:
 
 def link_statistic_values(evidence: Evidence, *, links: Sequence[Link] = LINKS) -> pd.DataFrame:
     """Compute the value of every statistic of every link, without intervals."""
-    evidence = replace(
-        evidence, n_resamples=2
-    )  # the intervals are not looked at, and fewer cannot be drawn
-    rng = np.random.default_rng(evidence.config.seed)
-    found = [
-        (link.name, statistic) for link in links for statistic in link.statistics(evidence, rng)
+    # the intervals are not looked at, and fewer draws are refused
+    evidence, rng = replace(evidence, n_resamples=2), np.random.default_rng(evidence.config.seed)
+    rows = [
+        (link.name, statistic.name, statistic.interval.estimate)
+        for link in links
+        for statistic in link.statistics(evidence, rng)
     ]
-    rows = [(name, statistic.name, statistic.interval.estimate) for name, statistic in found]
     return pd.DataFrame(rows, columns=["link", "statistic", "value"])
 
 
@@ -205,11 +203,9 @@ def link_table(
     necessary = {row["link"]: row for row in made if row["is_primary"]}
     carrying = {row["link"]: row for row in made if row.get("carries", False)}
     by_edit = {row["edit"]: row for row in made}
-    of_baseline = (
-        {}
-        if random_init is None
-        else random_init.set_index(["link", "statistic"])["value"].to_dict()
-    )
+    of_baseline = {}
+    if random_init is not None:
+        of_baseline = random_init.set_index(["link", "statistic"])["value"].to_dict()
     config = evidence.config
     own = config.floors_by_link
     effect_floor = own.get(EVERY_INTERVENTION, INTERVENTION_FLOOR)
@@ -250,18 +246,15 @@ def link_table(
                 can_tell_sinks=told,
                 effect_floor=effect_floor,
             )
-            decided = (
-                NOT_IN_BASIS if derive_verdict(by_direction) in ("holds", "in part") else decided
-            )
+            if derive_verdict(by_direction) in ("holds", "in part"):
+                decided = NOT_IN_BASIS
         effect_says = None if effect is None else intervention_verdict(effect, floor=effect_floor)
         criterion = f"{'present' if effect is None else 'holds'} if the interval of {primary.name} is above {floor:.3g}"
         criterion += f" and above {', '.join(primary.nulls)}" if primary.nulls else ""
         criterion += f" (here: {primary.note})" if primary.note else ""
         if effect is not None:
-            criterion += (
-                f", and that of the intervention's share above {effect_floor:.0%} "
-                "and above its largest control"
-            )
+            criterion += f", and that of the intervention's share above {effect_floor:.0%} and "
+            criterion += "above its largest control"
         if config.changed_thresholds:
             criterion += f"; floors not calibrated: {', '.join(config.changed_thresholds)} moved"
         common = {
@@ -272,23 +265,16 @@ def link_table(
             "floors": "not calibrated" if config.changed_thresholds else "calibrated",
             **dict(zip(QUESTIONS, answers, strict=True)),
         }
+        shown = [(statistic, as_ranges(statistic.layers)) for statistic in found]
         if effect is not None:
-            rows.append(
-                {
-                    "link": link.name,
-                    "statistic": "intervention_share",
-                    "layers": str(effect.get("read_layers", "")),
-                    "value": effect["share"],
-                    "ci_low": effect["ci_low"],
-                    "ci_high": effect["ci_high"],
-                    "null_name": "largest_control",
-                    "null_value": effect.get("control_largest", math.nan),
-                    "is_primary": False,
-                    "n": effect["n"],
-                }
-                | common
+            share, low, high, n = (effect[name] for name in ("share", "ci_low", "ci_high", "n"))
+            moved = Statistic(
+                name="intervention_share",
+                interval=Interval(estimate=share, low=low, high=high, n=n),
+                nulls={"largest_control": effect.get("control_largest", math.nan)},
             )
-        for statistic in found:
+            shown.insert(0, (moved, str(effect.get("read_layers", ""))))
+        for statistic, layers in shown:
             nulls = {**statistic.nulls, **statistic.references}
             if (link.name, statistic.name) in of_baseline:
                 nulls["random_init"] = of_baseline[link.name, statistic.name]
@@ -297,7 +283,7 @@ def link_table(
                     {
                         "link": link.name,
                         "statistic": statistic.name,
-                        "layers": as_ranges(list(statistic.layers)) if statistic.layers else "",
+                        "layers": layers,
                         "value": statistic.interval.estimate,
                         "ci_low": statistic.interval.low,
                         "ci_high": statistic.interval.high,

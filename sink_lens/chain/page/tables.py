@@ -38,15 +38,21 @@ def read_intervention_table(run: Run, name: str, columns: list[str]) -> pd.DataF
     if len(table):
         return table
     effects = run.optional("effects", columns=["link"])
-    if effects is not None and len(effects):
-        raise RunError(
-            "this was not measured: the sink is there before the layers in which it would be read."
-        )
-    if find_story(run).is_sink is False:
-        raise RunError("no intervention was made: there is no sink to break.")
-    raise RunError(
+    why = (
         "no intervention was made: the sequences are too short, or the attention cannot be edited."
     )
+    if effects is not None and len(effects):
+        why = (
+            "this was not measured: the sink is there before the layers in which it would be read."
+        )
+    elif find_story(run).is_sink is False:
+        why = "no intervention was made: there is no sink to break."
+    raise RunError(why)
+
+
+def _in_percent(table: pd.DataFrame, *columns: str) -> pd.DataFrame:
+    shares = {name: [percent(share) for share in table[name]] for name in columns}
+    return table.assign(interval=ci_texts(table, shown=percent), **shares)
 
 
 def _path_table(run: Run) -> tuple[str, PageTable]:
@@ -56,11 +62,9 @@ def _path_table(run: Run) -> tuple[str, PageTable]:
     def end(name: str, step: float) -> str:
         return name if step < 0 else f"{name}, step {step:.0f}"
 
-    shown = table.assign(
-        source=[end(*source) for source in zip(table["source"], table["source_step"], strict=True)],
-        target=[end(*target) for target in zip(table["target"], table["target_step"], strict=True)],
-        share=[percent(share) for share in table["share"]],
-        interval=ci_texts(table, shown=percent),
+    shown = _in_percent(table, "share").assign(
+        source=[*map(end, table["source"], table["source_step"])],
+        target=[*map(end, table["target"], table["target_step"])],
         control_largest=[
             percent(share) if np.isfinite(share) else "" for share in table["control_largest"]
         ],
@@ -88,12 +92,9 @@ def _effect_table(run: Run) -> tuple[str, PageTable]:
     columns += ["baseline_loss_nats", "loss_nats"]
     table = read_intervention_table(run, "effects", columns)
     titles = {link.name: link.in_words for link in named_links(run)}
-    shown = table.assign(
+    shown = _in_percent(table, "share", "control_largest").assign(
         link=[titles.get(name, name_in_words(str(name))) for name in table["link"]],
-        interval=ci_texts(table, shown=percent),
-        share=[percent(share) for share in table["share"]],
         edit=[format_edit_name(edit) for edit in table["edit"]],
-        control_largest=[percent(share) for share in table["control_largest"]],
         cost=[signed_change(cost, 2) for cost in table["loss_nats"] - table["baseline_loss_nats"]],
     )
     heads = {
@@ -121,12 +122,8 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
         "maker_sets", columns=["set", "control_of", "size", "parts", "removed", "ci_low", "ci_high"]
     )
     table = table.loc[table["control_of"].eq("")]
-    shown = table.assign(
-        interval=ci_texts(table, shown=percent),
-        removed=[percent(share) for share in table["removed"]],
-        parts=[label_parts(parts) for parts in table["parts"]],
-        control_largest=[percent(share) for share in table["control_largest"]],
-    )
+    shown = _in_percent(table, "removed", "control_largest")
+    shown = shown.assign(parts=[label_parts(parts) for parts in table["parts"]])
     heads = {
         "set": "set",
         "size": "parts",
@@ -141,9 +138,8 @@ def _maker_table(run: Run) -> tuple[str, PageTable]:
         "n": "sequences",
     }
     if not len(table):
-        return "No set of parts that write to the sink position removes half of it.", page_table(
-            shown, heads
-        )
+        see = "No set of parts that write to the sink position removes half of it."
+        return see, page_table(shown, heads)
     see = (
         "Everything that writes to the sink position in any layer was ranked by its effect on the "
         f"{table['target'].iloc[0]}, and sets were ablated together on {ablation_sample_text(run)}: small sets that "
@@ -198,15 +194,14 @@ def _super_neuron_table(run: Run) -> tuple[str, PageTable]:
     table = run.need(
         "neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"]
     )
-    chosen = table.loc[
-        table["is_super"].eq(True) & (table["sink_position"] == studied_position(run))
-    ]
+    position = studied_position(run)
+    chosen = table.loc[table["is_super"].eq(True) & (table["sink_position"] == position)]
     chosen = sort_by_magnitude(chosen, "contribution")
-    at = "the sink token" if find_story(run).is_sink else f"position {studied_position(run)}"
-    see = f"Neurons that write the outlier dimension at {at}, the largest contribution first."
-    see += (
+    at = "the sink token" if find_story(run).is_sink else f"position {position}"
+    note = (
         rest_note(len(chosen), "neurons", most=_MOST_NEURONS) if len(chosen) else " There are none."
     )
+    see = f"Neurons that write the outlier dimension at {at}, the largest contribution first.{note}"
     return see, page_table(chosen, heads, most=_MOST_NEURONS)
 
 
