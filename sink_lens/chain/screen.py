@@ -2,12 +2,12 @@
 
 The stream at the sink position is moved in steps from what it is at other positions (0) to what it is (1), in every
 layer at once, while all other positions keep their baseline values. At each step every layer is run once, with
-gradients; the gradients, averaged over the steps, are multiplied through the layers from the last to the first. What
-a part then gets is its change, activation minus mean over ordinary tokens, times that gradient: its *integrated*
-effect, through later layers too. The *gradient* screen uses the unchanged model alone, where a saturated sink has no
-slope. An embedding gets only its direct effect on the keys that later queries meet, and is a part only where that is
-a large one; all else goes through the other parts, which are listed themselves. The third screen is the part's
-*contribution* to the outlier dimensions of the sink position, as a share of their change over the layers.
+gradients; the gradients, averaged over the steps, are multiplied through the layers from the last to the first. That
+gradient times a part's change, activation minus mean over ordinary tokens, is its *integrated* effect. The *gradient*
+screen uses the unchanged model alone, where a saturated sink has no slope. An embedding gets only its direct effect on
+the keys that later queries meet, and is a part only where that is a large one; all else goes through the other parts.
+The third screen is the part's *contribution* to the outlier dimensions of the sink position, as a share of their change
+over the layers.
 """
 
 import itertools

@@ -17,7 +17,7 @@ from ..setting import Edits, FrozenQuantity, Segment, Setting
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intervention:
-    """One intervention on a link: it makes a sink at the target position, or removes the model's own sink."""
+    """It makes a sink at the target position, or removes the model's own."""
 
     name: str
     edits: Edits
@@ -58,18 +58,18 @@ class Trial:
     """The links draw their random controls from it in their order."""
     means: CentringMeans
     curve: pd.DataFrame
-    """Attention to the target position by centre and factor of the amplification."""
+    """Attention to the target by centre and factor of the amplification."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
-    """Freezing of a link for mediation: the quantity that the link leads to keeps its value without the sink."""
+    """What the link leads to keeps its value without the sink, for mediation."""
 
     name: str
     """As in the column ``frozen``."""
     make: Callable[[Setting, Segment, int, torch.Generator], FrozenQuantity | None]
     """From the setting, the layers that are read, the position and the controls' generator; None where there is
-    nothing to freeze. At the sink position the mean over ordinary tokens stands for the baseline value."""
+    nothing to freeze."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,23 +82,23 @@ class Link:
     arrow: str
     """Both ends, as short as a line of the terminal needs."""
     sentence: str
-    """The claim of the link, as the report shows it."""
+    """Its claim, as the report shows it."""
     question: str
     """The question that its primary statistic answers."""
     statistics: Callable[[Evidence, np.random.Generator], list[Statistic]]
-    """Computes the link's statistics, the primary one first; the generator is for the bootstrap of their intervals."""
+    """The primary one is first; the generator is for the bootstrap of their intervals."""
     floor: Callable[[TraceConfig, int, int], float]
-    """Value that the primary statistic must exceed, as a function of the configuration, the mean length of the
-    sequences and the sink position."""
+    """What the primary statistic must exceed, from the configuration, the mean length of the sequences and the sink
+    position."""
     readings: Callable[[MeasuringPass], list[Reading]] = lambda _: []
-    """The readings that this link alone needs; those that all share are in ``readings.py``."""
+    """Those that this link alone needs; the others are in ``readings.py``."""
     parts: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Readings that the table ``key_split`` shows by layer -> the columns of what they hold on their last axis."""
+    """Readings that the table ``key_split`` shows by layer -> the columns of their last axis."""
     interventions: Callable[[Trial], list[Intervention]] = lambda _: []
-    """Interventions that make or break the link, with matched controls; empty if the model lacks the parts to edit."""
+    """They make or break the link, with matched controls; none if the model lacks the parts to edit."""
     freeze: Freeze | None = None
     own_direction: tuple[str, str] = ("", "")
-    """Names of the interventions that answer if it is necessary, and if it carries the sink, where the sink token has a
-    direction of its own in place of the dimensions that the link is about (``own_direction_statistics``)."""
+    """Interventions that answer if it is necessary, and if it carries the sink, where the sink token has a direction of
+    its own in place of dimensions (``own_direction_statistics``)."""
     can_start: bool = False
-    """In a model without a sink, it is asked whether or not the links before it are present."""
+    """In a model without a sink, it is asked even if no link before it is present."""

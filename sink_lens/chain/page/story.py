@@ -317,9 +317,7 @@ def find_story(run: Run) -> Story:
             bounds = low, high
     step_columns = ["first_layer", "last_layer", "ratio_before", "ratio_after"]
     steps = run.optional("growth_steps", columns=step_columns)
-    dimensions = run.optional(
-        "dimensions", columns=["layer", "sink_position", "dimension", "is_outlier"]
-    )
+    dimensions = run.optional("dimensions", columns=_NEEDED["dimensions"])
     neurons = run.optional(
         "neurons", columns=["layer", "neuron", "sink_position", "contribution", "is_super"]
     )
