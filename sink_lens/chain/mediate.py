@@ -41,7 +41,7 @@ def mediation_table(
         interventions["amplification"] = [amplified]
     interventions["natural"] = []
     freezes = [link.freeze for link in links if link.freeze is not None]
-    segments = filter(None, (*setting.segments, setting.all_steps_segment))
+    segments = [one for one in (*setting.segments, setting.all_steps_segment) if one is not None]
     cells: list[tuple[dict[str, Any], BaselineRun, BaselineRun, list[int], FrozenQuantity]] = []
     for name, edits in interventions.items():
         position = setting.sink_position if name == "natural" else setting.target_position
