@@ -82,8 +82,7 @@ def find_sinks_elsewhere(
     """Find the sequences whose sink is not at ``position``: index -> position of its sink.
 
     The ``rate`` at ``position`` is under half of its mean over sequences there, and another position reaches that half.
-    If
-    half of the sequences are like that, the result is empty.
+    If half of the sequences are like that, the result is empty.
     """
     of_sequence = rate.nanmean(0)
     least = float(of_sequence[:, position].nanmean()) / 2

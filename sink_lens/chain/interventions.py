@@ -265,8 +265,7 @@ def _run_with_sink_masked(setting: Setting) -> Run:
     """Make the run, with the loss, in which queries cannot attend to the sink position.
 
     The first queries (8, or a quarter of a short sequence) still can: else the second token sees only itself and
-    becomes
-    the next sink.
+    becomes the next sink.
     """
     position, length = setting.sink_position, setting.tokens.n_positions
     first = max(position + 1, min(OTHERS_FROM, length // 4))
@@ -310,8 +309,7 @@ def _intervention_row(
     """Make a row without its controls.
 
     ``uniform`` is what the sink has in each layer if attention is spread evenly; ``masked`` is each sequence's loss if
-    no
-    query can attend to the sink.
+    no query can attend to the sink.
     """
     reads, target, sink = list(one.reads), setting.target_position, setting.sink_position
     baseline = setting.baseline

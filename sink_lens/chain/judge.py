@@ -196,8 +196,8 @@ def link_table(
     """Judge every link: one row per (link, statistic, null).
 
     Rows of their own have the random-init baseline's value of a statistic (``link_statistic_values``), and the share of
-    the
-    sink that the link's intervention moves (``intervention_share``). Without ``effects`` no interventions were made.
+    the sink that the link's intervention moves (``intervention_share``). Without ``effects`` no interventions were
+    made.
     """
     made: list[dict[Hashable, Any]] = [] if effects is None else effects.to_dict("records")
     necessary = {row["link"]: row for row in made if row["is_primary"]}

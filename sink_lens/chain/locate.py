@@ -192,12 +192,10 @@ def find_outlier_dimensions(
     """Find the outlier dimensions of a token in its stream (``state``), the strongest first.
 
     They are the fewest dimensions with ``energy_frac`` of its energy, if they are at most ``max_outliers`` and
-    dominate. In
-    a narrow model no token reaches a dominance ratio of ``dominance_threshold``, so there they are compared with the
-    largest
-    of a random token: they leave at most a quarter of the energy that as many of these leave, and each holds twice what
-    the
-    largest holds. Dimensions that are large at a ``typical`` other token are set to 0 first.
+    dominate. In a narrow model no token reaches a dominance ratio of ``dominance_threshold``, so there they are
+    compared with the largest of a random token: they leave at most a quarter of the energy that as many of these leave,
+    and each holds twice what the largest holds. Dimensions that are large at a ``typical`` other token are set to 0
+    first.
     """
     width = state.shape[1]
     while True:
@@ -244,8 +242,7 @@ def find_location(
 
     ``ratio``, ``states`` and ``typical``, the magnitudes at a typical other token, are before layer 0, then after each
     layer. ``forced`` are growth steps to take instead, for the random-init baseline; each layer's strongest dimension
-    is
-    then its outlier dimension.
+    is then its outlier dimension.
     """
     own = [None] * len(states) if typical is None or forced is not None else list(typical)
     if forced is not None:

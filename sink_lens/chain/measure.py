@@ -186,8 +186,7 @@ def scout(
     """Locate the sink from the first 64 positions of eight sequences, to aim the measuring pass.
 
     At a low threshold it takes more positions (``fewest_tokens_for_rates``). If ``position`` is given, no sink rates
-    are
-    read; else ``tell`` is called with them.
+    are read; else ``tell`` is called with them.
     """
     length = max(_SCOUT_LENGTH, fewest_tokens_for_rates(config.threshold), (position or 0) + 1)
     few = tokens[:_SCOUTS].cut(length)

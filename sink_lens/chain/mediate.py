@@ -2,10 +2,8 @@
 
 An upstream intervention (isolation, variance amplification) puts a sink at the target position. Then a downstream
 quantity *at that position* is frozen at the value of the baseline run; freezing the aggregated values ``z`` in all
-layers
-must undo the intervention, and is there as a check. What belongs to all steps is frozen together as well: a step's
-other
-path may be the other step. For the natural sink, the same is mean ablated at its own position.
+layers must undo the intervention, and is there as a check. What belongs to all steps is frozen together as well: a
+step's other path may be the other step. For the natural sink, the same is mean ablated at its own position.
 """
 
 import math

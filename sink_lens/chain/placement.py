@@ -41,10 +41,8 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
     """Measure the sink of each token at each position: one row per (position, token, isolated).
 
     The rest of a sink of BOS is no sink of the token that replaces BOS, so a sink must also exceed uniform attention by
-    a
-    quarter of what the model's sink does. Cost: three passes at most, two more for a sink that is not at position 0,
-    and two
-    from the isolated position on.
+    a quarter of what the model's sink does. Cost: three passes at most, two more for a sink that is not at position 0,
+    and two from the isolated position on.
     """
     by_tokens = itertools.groupby(_make_cases(setting), key=lambda case: id(case.tokens))
     groups, rows = [list(cases) for _, cases in by_tokens], []

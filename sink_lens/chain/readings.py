@@ -96,9 +96,8 @@ def attention_readings(
     """Read sink score and mass at ``sink_positions``, entropy and null mass.
 
     The score is nan in windows and sequences too short to tell a sink at the threshold (``attention.fewest_tokens``,
-    and
-    the same for the sampled queries of ``sink_rate_reading``); so is the null mass of ``sigmoid`` attention, whose rows
-    need not sum to 1.
+    and the same for the sampled queries of ``sink_rate_reading``); so is the null mass of ``sigmoid`` attention, whose
+    rows need not sum to 1.
     """
     fewest = math.ceil(attention.fewest_queries(threshold=threshold))
 

@@ -222,8 +222,7 @@ class _LayerRuns:
         """Compute the target's gradients at the sink position, through this layer and through later ones (``after``).
 
         They are by the stream, by each site of the layer, and (``direct``) by the stream through this layer's own part
-        of the
-        target alone: sums over the streams ``at_sink``, weighted by ``weights``.
+        of the target alone: sums over the streams ``at_sink``, weighted by ``weights``.
         """
         lens = self.setting.lens
         n_points, n, _ = at_sink.shape

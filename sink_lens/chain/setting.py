@@ -272,8 +272,7 @@ class Setting:
         """Make runs, all in one queue, and return their outcomes.
 
         Only the layers and positions that an edit can change are computed. Equal runs are made once, and kept unless
-        they
-        continue an edited run. Without ``quiet``, an edit that changed nothing causes a warning.
+        they continue an edited run. Without ``quiet``, an edit that changed nothing causes a warning.
         """
         wanted: dict[tuple[BaselineRun, Edits], Needs] = {}
         keys = [
@@ -324,8 +323,7 @@ class Setting:
         """Return the run that controls of an edit at ``position`` continue.
 
         It has fewer sequences and, unless ``whole``, ends ``CONTROL_LENGTH`` positions after ``position``, or after a
-        later
-        sink.
+        later sink.
         """
         end = max(position, self.sink_position) + CONTROL_LENGTH
         length = None if whole else max(end, self.target_position + 2)
@@ -445,8 +443,7 @@ def make_setting(
 
     Raises:
         InputError: the target position is no position of the sequences, or a sink position; or the sequences are too
-        short
-            to have one.
+        short to have one.
     """
     length = location.sink_position + config.intervention_length
     if target_position is not None:

@@ -127,10 +127,8 @@ def _make_ordinary(setting: Setting) -> list[Intervention]:
     """Give the sink's value averages an ordinary size, direction or distance: the mean over ordinary tokens.
 
     All heads of a layer together are one vector; the distance is that from its mean over ordinary tokens. The controls
-    of
-    the direction have a random one, at the same length; those of size and distance move the vector by as much in a
-    random
-    direction.
+    of the direction have a random one, at the same length; those of size and distance move the vector by as much in a
+    random direction.
     """
     site, position = setting.lens.family.aggregated_site, setting.sink_position
     baseline = setting.baseline_tensors(site, layers=setting.layers_until_sink(site))

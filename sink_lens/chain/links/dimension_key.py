@@ -42,12 +42,9 @@ def _make_readings(one: MeasuringPass) -> list[Reading]:
     """Read the studied key in every layer that outlier dimensions enter.
 
     That is the cosine of the key with what the dimensions write into it, how far they cancel a bias of the keys, and
-    the
-    parts of the key's logit, before a soft cap. The biases of the keys, and of the norm before them, add the same to
-    every
-    key, and are taken off before the cosine. The logit is split only if the key is not rotated: at position 0, or in
-    models
-    without rotary embeddings.
+    the parts of the key's logit, before a soft cap. The biases of the keys, and of the norm before them, add the same
+    to every key, and are taken off before the cosine. The logit is split only if the key is not rotated: at position 0,
+    or in models without rotary embeddings.
     """
     lens, key, dimensions = one.lens, one.plan.sink_position, one.plan.dimensions
 

@@ -77,8 +77,7 @@ def _spike_ratio(rows: np.ndarray, *, least: float) -> float:
     """Divide activation at the sink by that elsewhere, geometric mean over the neurons that are not silent.
 
     ``rows`` are magnitudes: sequence x (at the sink, at other tokens) x neuron. A neuron may be silent at other tokens,
-    and
-    counts as ``least`` there.
+    and counts as ``least`` there.
     """
     at_sink, elsewhere = rows.mean(0)
     fires = at_sink > _SILENT * at_sink.max(initial=0.0)

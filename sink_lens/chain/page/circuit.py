@@ -69,8 +69,7 @@ class ChainCircuit(Drawable):
 
     about: dict[str, Any]
     """Model, hashes of weights and tokens, the studied position, whether it is a sink, and ``value_average``: size,
-    direction,
-    distance -> the share that the ordinary one removes, and the largest that a random direction does.
+    direction, distance -> the share that the ordinary one removes, and the largest that a random direction does.
     """
     nodes: pd.DataFrame = field(repr=False)
     edges: pd.DataFrame = field(repr=False)

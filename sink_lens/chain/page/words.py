@@ -1,8 +1,7 @@
 """Findings of a trace in words: every phrase stands on rows of the run's tables, and is not said without them.
 
 The headline says where the sink is, what it is bound to, what carries it, and what plays no part;
-``tests/headlines.md``
-lists its phrases with what must hold for each.
+``tests/headlines.md`` lists its phrases with what must hold for each.
 """
 
 import math
