@@ -90,9 +90,15 @@ class ChainCircuit(Drawable):
         return json.dumps(told, ensure_ascii=False, indent=1)
 
     def draw(self, style: Style = "page", *, width: float | None = None) -> Figure:
+        """Draw the chain, in a style and width as ``Trace.draw`` takes them."""
         return picture.draw_chain(self, style=style, width=width)
 
     def draw_paths(self) -> Figure:
+        """Draw the measured paths.
+
+        Raises:
+            RunError: no path was measured.
+        """
         return diagram.draw_diagram(sketches.sketch_paths(self), style="page")
 
 
