@@ -651,7 +651,7 @@ def steps() -> list[Step]:
         found[f"train-{attention}"] = command("train", "train.toml", *options)
     for name in runs:
         found[f"watch-{name}"] = command(
-            "watch", f"runs/{name}", "--sequences", "4", "--length", "16", "--threshold", "0.2"
+            "watch", f"runs/{name}", "--sequences", "4", "--length", "20", "--threshold", "0.2"
         )
     found["compare"] = command(
         "compare", *(f"runs/{name}" for name in runs), "--threshold", "0.2", "--out", "OUT"
