@@ -147,16 +147,15 @@ def edit(
         pass
     chosen: dict[str, Any] = {}
     for name, given in where.items():
-        indices = indices_of_argument(name, given)
-        if indices is not None and not indices:
+        indices = chosen[name] = indices_of_argument(name, given)
+        if indices == ():
             raise InputError(
                 f"the edit {label!r} chooses no {name}; need at least one, or None for all"
             )
-        if indices is not None and len(set(indices)) < len(indices):
+        if indices and len(set(indices)) < len(indices):
             raise InputError(
                 f"the edit {label!r} names {name} twice: {list(indices)}; need each once"
             )
-        chosen[name] = indices
     return Edit(
         site=site, change=change, reads=reads, label=label, whole_batch=whole_batch, **chosen
     )
@@ -206,9 +205,8 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
         EditError: when run, if the vector does not fit the part.
     """
     added = torch.as_tensor(vector).detach() * factor
-    where.setdefault(
-        "label", f"{site} + {factor:g} x vector" if added.dim() else f"{site} + {float(added):g}"
-    )
+    what = f"{factor:g} x vector" if added.dim() else f"{float(added):g}"
+    where.setdefault("label", f"{site} + {what}")
 
     def change(x: Tensor, at: At) -> Tensor:
         whole = (at.n_sequences, *x.shape[1:])

@@ -308,9 +308,9 @@ class RunWriter:
         if isinstance(error, KeyboardInterrupt):
             status = "interrupted"
         self._record |= {"status": status, "ended": utc_now_text()}
-        if status == "finished":
+        if error is None:
             self._record.pop("parts", None)
-        if status == "failed":
+        elif status == "failed":
             self._record["error"] = f"{type(error).__name__}: {error}"
         try:
             self._write_run_json()

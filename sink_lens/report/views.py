@@ -309,8 +309,7 @@ def _float_array(source: Any) -> np.ndarray:
     try:
         own = source.detach().cpu().float() if hasattr(source, "detach") else source
         return np.asarray(own, dtype=float)
-    # the last by a tensor on the device "meta"
-    except (TypeError, ValueError, NotImplementedError) as error:
+    except (TypeError, ValueError, NotImplementedError) as error:  # the last on the device "meta"
         raise InputError(
             f"the source is {value_in_words(source)}, without numbers; need an array of them"
         ) from error
