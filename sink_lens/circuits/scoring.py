@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
-from tqdm.auto import tqdm
 
+from ..progress import tqdm
 from ..records import RunWriter
 from ..records.reading import damaged_file_error
 from ..records.recomputed import refuse_other_numbers
