@@ -289,9 +289,11 @@ def outlier_dimension_table(
 ) -> pd.DataFrame:
     """Return the dimensions that are outliers on most ordinary tokens, or on most marked ones."""
     marked = every["sink"].to_numpy(bool) | every["massive"].to_numpy(bool)
-    at = ["sequence", "position"]
-    places = pd.MultiIndex.from_frame(every[at])[marked]
-    on_marked = pd.MultiIndex.from_frame(outliers[at]).isin(places)
+    places, of_entries = (
+        pd.MultiIndex.from_arrays([table["sequence"].to_numpy(), table["position"].to_numpy()])
+        for table in (every, outliers)
+    )
+    on_marked = of_entries.isin(places[marked])
     frames = []
     for kind, rows, tokens in (
         ("residual", outliers.loc[~on_marked], int((~marked).sum())),
