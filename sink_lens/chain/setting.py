@@ -411,7 +411,12 @@ class Setting:
         )
 
     def draw_other_units(
-        self, site: str, chosen: Units, *, generator: torch.Generator, most: int | None = None
+        self,
+        site: str,
+        chosen: Mapping[int, Sequence[int]],
+        *,
+        generator: torch.Generator,
+        most: int | None = None,
     ) -> list[dict[int, list[int]]]:
         """Draw as many random other units, once per control, at most ``most`` times."""
         drawn = []

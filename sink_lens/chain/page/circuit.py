@@ -349,7 +349,7 @@ def _frame_of_rows(rows: list[dict[str, Any]], columns: tuple[str, ...]) -> pd.D
     frame = pd.DataFrame(rows, columns=list(columns))
     for name in columns:
         if name in _NUMBERS:
-            frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
+            frame[name] = pd.Series(pd.to_numeric(frame[name], errors="coerce"), dtype=float)
         else:
             frame[name] = frame[name].fillna("").astype(str)
     return frame

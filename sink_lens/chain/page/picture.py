@@ -309,6 +309,7 @@ def _draw_arrow(
 def _write(
     axes: Axes, x: float, y: float, text: str, *, form: _Form, bold: bool = False, **style: Any
 ) -> None:
-    given = {"ha": "left", "color": INK, "fontweight": "bold" if bold else "normal"} | style
-    fonts = [form.family, "DejaVu Sans"]
-    axes.text(x, y, text, va="center", fontsize=form.size, fontfamily=fonts, **given)
+    given: dict[str, Any] = {"ha": "left", "color": INK} | style
+    weight, fonts = "bold" if bold else "normal", [form.family, "DejaVu Sans"]
+    given |= {"fontsize": form.size, "fontweight": weight, "fontfamily": fonts}
+    axes.text(x, y, text, va="center", **given)
