@@ -100,6 +100,10 @@ class Location:
         brief = sorted(one for one, count in counts.items() if count == 1)
         return (lasting, brief) if lasting else (brief, [])
 
+    def feeding_layers(self, attention: Sequence[int]) -> tuple[int, ...]:
+        """Return the layers whose attention comes before the growth, of those with ``attention``."""
+        return feeding_layers(self.growth_layers, attention=attention)
+
     def entering_dimensions(self, layer: int) -> tuple[int, ...]:
         return self.outliers.get(layer - 1, ())
 

@@ -22,7 +22,7 @@ from ..models.lens import LensModel
 from ..text import as_ranges
 from . import readings as r
 from .config import TraceConfig
-from .locate import Location, MeasuringPlan, feeding_layers, find_location
+from .locate import Location, MeasuringPlan, find_location
 
 _SCOUTS, _SCOUT_LENGTH = 8, 64
 
@@ -111,7 +111,7 @@ class Panel:
 
     @property
     def feeding_layers(self) -> tuple[int, ...]:
-        return feeding_layers(self.location.growth_layers, attention=self.attention_layers)
+        return self.location.feeding_layers(self.attention_layers)
 
     def at_sink(self, name: str, position: int) -> Tensor:
         """Return a reading at a sink position; its first axes are layer and sequence."""

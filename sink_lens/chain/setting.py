@@ -38,7 +38,7 @@ from ..models.sites import sites_of
 from ..progress import tqdm
 from ..schema import ALL_STEPS, LEAST_SINK
 from .config import CONTROL_LENGTH, CONTROL_MARGIN, TraceConfig
-from .locate import GrowthStep, Location, feeding_layers
+from .locate import GrowthStep, Location
 from .readings import OTHERS_FROM, evenly_spaced
 
 Edits = tuple[Edit, ...]
@@ -201,7 +201,7 @@ class Setting:
 
     @property
     def feeding_layers(self) -> tuple[int, ...]:
-        return feeding_layers(self.location.growth_layers, attention=self.lens.attention_layers)
+        return self.location.feeding_layers(self.lens.attention_layers)
 
     @property
     def layers_until_growth(self) -> tuple[int, ...]:

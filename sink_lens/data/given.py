@@ -76,6 +76,7 @@ def by_text(
     given: Given | None,
     *,
     axes: Sequence[str] = ("position",),
+    first: int = 0,
 ) -> Shaped[Tensor, "batch ..."]:
     """Return values that lie where their tokens were given, with a row per text; the inverse of ``as_given``.
 
@@ -86,7 +87,7 @@ def by_text(
     index, columns = given.index.to(values.device), given.shape[1]
     row, column = (index // columns).clamp(min=0), index % columns
     at = 1 + axes.index("position")
-    values = values.movedim(at, 1)[row, column].movedim(1, at)
+    values = values.movedim(at, 1)[row[:, first:], column[:, first:] - first].movedim(1, at)
     if "key" in axes:
         at = 1 + axes.index("key")
         values = values.movedim(at, 1)[torch.arange(len(column))[:, None], column].movedim(1, at)
