@@ -126,7 +126,7 @@ def sink_scores(
     By ``attention``: how many times its fair share of attention the token receives, mean over layers
     (``measures.sink_tokens.share_score``). By ``norm``: its norm over the median of its sequence, in the layer where
     this is largest. By ``rate``: the share of layers and heads whose sink score at the token passes 0.3; nan where too
-    few queries follow to tell.
+    few queries follow to tell. The other arguments and the errors are those of ``sink_mask``.
     """
     lens, batch = resolve(model, tokens)
     return as_given(_scores_by_rule(lens, batch, (by,), batch_size=batch_size)[by], batch.given)

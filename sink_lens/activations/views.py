@@ -85,7 +85,8 @@ class Reading:
     ) -> list[tuple[str, Callable[..., None]]]:
         """Make hooks of the bridge from the reading, for ``lens.bridge.run_with_hooks(..., fwd_hooks=...)``.
 
-        They read the run as the hooks before them in the list have edited it.
+        They read the run as the hooks before them in the list have edited it. ``mass``, ``rows`` and ``key_scores``
+        are taken from the hook points of the pattern and the scores.
 
         Args:
             model: what ``load`` takes, or a ``LensModel``.
@@ -270,6 +271,7 @@ class Captured:
     positions: tuple[int, ...] | None
     """None means all."""
     path: str
+    """``plain`` or ``bridge``."""
     notes: tuple[str, ...] = field(default=(), repr=False)
 
     def _repr_html_(self) -> str:

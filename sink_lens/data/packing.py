@@ -100,7 +100,11 @@ def pack(
 
 
 def read_pack(folder: Path) -> tuple[PackedSplit, PackedSplit]:
-    """Check and open an existing pack; return the training and the evaluation data."""
+    """Check and open an existing pack; return the training and the evaluation data.
+
+    Raises:
+        InputError: the folder holds no pack, or the pack is damaged.
+    """
     folder = Path(folder)
     manifest = read_manifest(folder)
     needed = {"length", *_SPLITS}

@@ -64,8 +64,9 @@ class TokenBatch:
 
         The text is tokenised once, by the model's own tokenizer and without special tokens. If it has N tokens,
         sequence i of S takes consecutive tokens from floor(i N / S) on. The sequences therefore never overlap, keep the
-        order of the text and cover all of it. Most begin in the middle of a sentence. BOS, if added, counts as one of
-        the `length` tokens.
+        order of the text and cover all of it. Most begin in the middle of a sentence. `sequences` is at least 1,
+        `length` at least 2, BOS included. `bos` says whether each begins with BOS: "with", "without", or as the
+        tokenizer does with plain text ("auto").
 
         Raises:
             InputError: the text is too short (sequences are never shortened or left out), the text begins with BOS, or
@@ -121,8 +122,9 @@ class TokenBatch:
 
         Documents are read in order until there are enough tokens; empty documents are skipped.
 
-        The data set is one split of a Hugging Face `Dataset`, or any iterable of mappings. ``name`` is recorded as
-        `dataset:<name>`; by default it is the data set's own name, else "iterable".
+        The data set is one split of a Hugging Face `Dataset`, or any iterable of mappings, whose `column` holds the
+        text. `sequences` is at least 1, `length` at least 2, BOS included. ``name`` is recorded as `dataset:<name>`; by
+        default it is the data set's own name, else "iterable".
 
         Raises:
             InputError: the column is missing or holds no text, the documents have too few tokens, or an argument
@@ -333,7 +335,11 @@ class TokenBatch:
         )
 
     def batches(self, size: int) -> "Iterator[TokenBatch]":
-        """Yield the sequences in order, as batches of at most ``size``, each with the full width."""
+        """Yield the sequences in order, as batches of at most ``size``, each with the full width.
+
+        Raises:
+            InputError: size below 1.
+        """
         if size < 1:
             raise InputError(f"the batch size is {size}; need at least 1.")
         return (self[start : start + size] for start in range(0, self.n_sequences, size))

@@ -68,8 +68,8 @@ def centring_means(
 ) -> CentringMeans:
     """Compute each head's mean value and mean aggregated value over random tokens, in sequences of 64 without BOS.
 
-    This takes one pass of the plain model over ``n_tokens`` tokens, at least 64. It ends with the last of ``layers``;
-    None is all that have attention.
+    This takes one pass of the plain model over ``n_tokens`` tokens, at least 64, which are drawn with ``seed``. It ends
+    with the last of ``layers``; None is all that have attention.
     """
     lens = as_lens(model)
     site = lens.family.aggregated_site
@@ -129,7 +129,7 @@ def amplify(
 
     The factor is that of the deviation from the centre; 1 changes nothing. The layers should come before those that are
     observed. ``means`` are the result of ``centring_means``; the centre ``none``, the norm-only control, needs none.
-    ``site`` is that of the aggregated values: ``lens.family.aggregated_site``.
+    ``site`` is that of the aggregated values: ``lens.family.aggregated_site``. ``heads`` are query heads (None: all).
 
     Raises:
         InputError: the factor is not finite, or means are missing.

@@ -199,7 +199,7 @@ def add(site: str, vector: Tensor | float, *, factor: float = 1.0, **where: Unpa
     """Make an edit that adds a vector, or a number, as steering does: ``values + factor * vector``.
 
     The vector fits the last axes of the chosen part, such as one of ``d_model`` numbers. If it has all axes and the
-    first has the size of the whole batch, each sequence gets its own.
+    first has the size of the whole batch, each sequence gets its own. ``factor`` multiplies the vector, or the number.
 
     Raises:
         EditError: when run, if the vector does not fit the part.
@@ -233,7 +233,11 @@ def scale(site: str, factor: float, **where: Unpack[SweptWhere]) -> Edit:
 def clamp(
     site: str, *, low: float | None = None, high: float | None = None, **where: Unpack[Where]
 ) -> Edit:
-    """Make an edit that limits the chosen values of a site to at least ``low`` and at most ``high``."""
+    """Make an edit that limits the chosen values of a site to at least ``low`` and at most ``high``; None is no limit.
+
+    Raises:
+        InputError: no bound is given, or the lower bound is above the upper bound.
+    """
     if low is None and high is None:
         raise InputError("clamp was given neither low nor high; need at least one bound")
     if low is not None and high is not None and low > high:
@@ -313,7 +317,10 @@ def resample(
     """Make an edit that gives each sequence the values of another sequence, drawn without replacement.
 
     ``values`` is layer -> the current values of the chosen part, with the sequences as first axis. They must be of real
-    tokens: padding would be put under real tokens of a longer sequence.
+    tokens: padding would be put under real tokens of a longer sequence. ``generator`` draws the random order.
+
+    Raises:
+        InputError: there are fewer than two sequences.
     """
     n = next(iter(values.values())).shape[0] if values else 0
     if n < 2:
@@ -341,6 +348,9 @@ def scalar(
 
     The weights do not change. Instead, ``(1 - factor) * activation * w_down[dimension, neuron]`` is subtracted from the
     MLP's output at ``positions`` (None: all), before the norm that some families apply to it.
+
+    Raises:
+        InputError: no neuron or dimension is given, one is given twice, or an index does not exist.
     """
     lens = as_lens(model)
     layer = check_index("layer", layers_from_zero([layer], lens.n_layers)[0], lens.n_layers)

@@ -69,6 +69,9 @@ def on_logits(function: Callable[..., Any], /, **by_sequence: Any) -> Metric:
     The function gives one number per sequence. What hangs on the sequence is given beside it, with an entry for each,
     and is cut as the sequences are: ``on_logits(f, answers=ids)`` calls ``f(logits, answers=...)``. A plain function
     that is given as a metric is ``on_logits(function)``.
+
+    Raises:
+        InputError: the data have different numbers of entries.
     """
     held = {name: _as_rows(value) for name, value in by_sequence.items()}
     counts = {len(value) for value in held.values()}

@@ -16,10 +16,13 @@ from .constructors import At, Edit, edit
 def isolate(
     positions: Sequence[int], *, layers: Sequence[int] | None = None, label: str = "isolation"
 ) -> Edit:
-    """Make an edit that isolates ``positions``, each 1 or later: each of them sees no token before it.
+    """Make an edit that isolates ``positions`` in ``layers`` (None: all): each of them sees no token before it.
 
     The edit changes the scores after the model's own mask, so sliding windows and padding keep their effect. A learned
-    sink logit (gpt-oss) keeps its share.
+    sink logit (gpt-oss) keeps its share. Positions are 1 or later: position 0 is always isolated.
+
+    Raises:
+        InputError: no position is given, or one below 1.
     """
     chosen = sorted({int(position) for position in positions})
     if not chosen:

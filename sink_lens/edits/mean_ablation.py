@@ -82,9 +82,9 @@ def tokens_to_average(
 def mean_ordinary(model: ModelLike, tokens: Prompts, site: str, **where: Unpack[Where]) -> Edit:
     """Make an edit that sets a part of a site to its mean over the baseline run's tokens that are no sink.
 
-    The sinks are those that ``sink_mask(..., by="either")`` finds. The label of the edit says how many were left out,
-    beside padding. The site needs an axis of token positions. Cost: one pass of the bridge, which keeps the site's
-    tensors of the chosen layers, and one of the plain model, which finds the sinks.
+    The sinks are those that ``sink_mask(..., by="either")`` finds. The label of the edit says how many were left out.
+    Padding is left out too. The site needs an axis of token positions. Cost: one pass of the bridge, which keeps the
+    site's tensors of the chosen layers, and one of the plain model, which finds the sinks.
 
     Raises:
         SiteError: the family lacks the site.

@@ -40,7 +40,7 @@ def variance_calibration(
 
     The factor is one number, or one for each head of the model (also for heads that are not chosen). With a factor of 1
     the result is bit-identical. ``centre`` is layer -> mu for each head of the model; without it mu is 0, and the edit
-    scales z. ``layers`` defaults to those of the centre.
+    scales z. None means all positions or query heads; for ``layers``, those of the centre, or all without one.
 
     Raises:
         InputError: the factor is not finite or has no head axis, or a layer has no centre.
@@ -83,8 +83,8 @@ def head_rms_norm(
     """Make an edit that divides aggregated values by the head's root mean square, and multiplies them by ``target``.
 
     The target is the paper's gamma: one number, or layer -> a tensor [head], [d_head] or [head d_head] with all heads
-    of the model; ``layers`` defaults to its layers. Without training, its value is a guess; ``natural_rms`` measures a
-    good one. ``eps`` is added to the mean square.
+    of the model. Without training, its value is a guess; ``natural_rms`` measures a good one. ``eps`` is added to the
+    mean square. None means all positions or query heads; for ``layers``, those of the target, or all if it has none.
 
     Raises:
         InputError: the target is not finite, eps is below 0, or a layer has no target.

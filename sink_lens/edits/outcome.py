@@ -36,9 +36,9 @@ class Outcome:
     """The residual stream at each of the positions after each layer; nan where a sequence has ended, and where a sweep
     ended the pass before it."""
     loss: Float[Tensor, " given"] | None
-    """Mean next-token loss of each sequence in nats."""
+    """Mean next-token loss of each sequence in nats; None if it was not requested."""
     logits: Float[Tensor, "given query vocab"] | None = field(repr=False)
-    """At the scored positions, on the CPU."""
+    """At the scored positions, on the CPU; None if they were not requested."""
     tensors: Mapping[tuple[str, int], Tensor] = field(repr=False)
     """(site, layer) -> the tensor after the edits, on the CPU."""
     token_loss: Float[Tensor, "given target"] | None = field(default=None, repr=False)

@@ -151,8 +151,7 @@ def _compare_with_bridge(engine: Engine) -> tuple[float, float, int, Exception |
 
     Returns:
         The largest deviation, the one that is allowed, the number of cells that were compared, and the error if every
-        tried
-        cell failed.
+        tried cell failed.
     """
     changing = [
         number for number, first in enumerate(engine.first_layers) if first <= engine.lens.n_layers

@@ -38,6 +38,11 @@ _LOG = logging.getLogger(__name__)
 
 
 def bundled_gguf() -> Path:
+    """Return the path of the default model's GGUF file in its installed package, which is not imported.
+
+    Raises:
+        ModelError: the package is not installed.
+    """
     for path in _default_gguf_paths():
         if path.is_file():
             return path

@@ -89,7 +89,9 @@ class HeadNormConfig(LlamaConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         """Fill in the fields that are None, and check all fields before they are used.
 
-        transformers keeps unknown names silently, and the model would be built without the intended field.
+        Raises:
+            InputError: a value is not one of those listed, or a name resembles the name of a field. transformers keeps
+                unknown names silently, and the model would be built without the intended field.
         """
         known = [field.name for field in fields(self)]
         for name in kwargs.keys() - _OLD:

@@ -46,7 +46,7 @@ def convert(model: PreTrainedModel, *, seed: int = 0, **changes: Any) -> HeadNor
     from the checkpoint's own weights, a sink logit as 0, a gate at random. The copy has the same type, device and mode.
 
     Args:
-        model: the checkpoint.
+        model: the checkpoint. It is not modified.
         seed: seed of the weights that are drawn; the caller's random state does not change.
         **changes: fields of ``HeadNormConfig``, such as ``value_norm="shared"``.
 

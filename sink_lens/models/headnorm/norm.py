@@ -62,6 +62,9 @@ class HeadNorm(nn.Module):
         """Set each head's gain to its entry of ``sizes``; set a gain that heads share to their mean.
 
         There may be fewer sizes than heads, as there are value heads: then as many heads in a row have one size.
+
+        Raises:
+            InputError: the number of sizes does not divide that of the heads.
         """
         if self.gain.ndim == 2 and len(self.gain) % len(sizes):
             raise InputError(
@@ -128,7 +131,10 @@ def z_rms_without_norm(
 ) -> dict[HeadNorm, Tensor]:
     """Return for every ``HeadNorm`` of a model the root mean square of each head's input, while none of them norms.
 
-    ``options`` go to the model with each batch.
+    ``options`` go to the model with each batch. The model runs in evaluation mode, without gradients, and is put back.
+
+    Raises:
+        InputError: the model has no ``HeadNorm``, or one that no pass reached.
     """
     names = {module: name for name, module in model.named_modules() if isinstance(module, HeadNorm)}
     if not names:
