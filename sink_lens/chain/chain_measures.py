@@ -34,14 +34,15 @@ def chain_measures(
 ) -> pd.DataFrame:
     """Measure the chain at position 0 in one pass: a table of measure, layer, position, threshold, value, unit.
 
-    Sink rates are nan where all sequences or the layer's window are shorter than the ``fewest_tokens`` of the threshold
-    (10 at 0.3, 44 at 0.1, 105 at 0.05). Ratios are given before layer 0 (layer -1) and after each layer. A row without
-    a layer is of the whole model: a mean over layers, a count, the largest norm ratio, or the loss in nats. The model
-    is left as it was, its modes and the random generators included; equal inputs give equal rows.
+    Sink rates are given at ``threshold`` and each of ``THRESHOLDS``; nan where all sequences or the layer's window are
+    shorter than the ``fewest_tokens`` of the threshold (10 at 0.3, 44 at 0.1, 105 at 0.05). Ratios are given before
+    layer 0 (layer -1) and after each layer, S2 of z by position. A row without a layer is of the whole model: a mean
+    over layers, a count, the largest norm ratio, or the loss on these tokens in nats. The model is left as it was, its
+    modes and the random generators included; equal inputs give equal rows.
 
     Raises:
         InputError: a threshold outside (0, 1), sequences shorter than 10 tokens or than ``threshold`` needs, or what
-        the model cannot take.
+            the model cannot take.
     """
     levels = sorted({float(one) for one in (threshold, *THRESHOLDS)})
     if not all(0 < one < 1 for one in levels):

@@ -42,8 +42,8 @@ class Evidence:
     ) -> Interval:
         """Compute a statistic of ``values`` and its bootstrap interval over sequences, the first axis.
 
-        The statistic is the mean, or ``statistic`` in ``options``. The interval is studentised for the mean and for
-        ``ratio_of_means``; another statistic has a percentile interval, which covers less at few sequences.
+        The statistic is the mean, or ``statistic``. The interval is studentised for the mean and ``ratio_of_means``;
+        another statistic has a percentile interval, which covers less at few sequences.
         """
         n, over = min(self.n_resamples, most_resamples or self.n_resamples), None
         if statistic is ratio_of_means:

@@ -196,10 +196,10 @@ def find_outlier_dimensions(
     """Find the outlier dimensions of a token in its stream (``state``), the strongest first.
 
     They are the fewest dimensions with ``energy_frac`` of its energy, if they are at most ``max_outliers`` and
-    dominate. In a narrow model no token reaches a dominance ratio of ``dominance_threshold``, so there they are
-    compared with the largest of a random token: they leave at most a quarter of the energy that as many of these leave,
-    and each holds twice what the largest holds. Dimensions that are large at a ``typical`` other token are set to 0
-    first.
+    dominate: the token's mean dominance ratio over sequences reaches ``dominance_threshold``, or they leave at most a
+    quarter of the energy that as many of the largest dimensions of a random token leave, and each holds at least twice
+    what the largest of these holds (``random_energy_share``; in a narrow model no token reaches a high ratio).
+    Dimensions that are large at a ``typical`` other token are set to 0 first.
     """
     width = state.shape[1]
     while True:

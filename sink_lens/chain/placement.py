@@ -54,7 +54,10 @@ def placement_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame
 def binding_kind(table: pd.DataFrame) -> str:
     """Tell whether the sink follows the position or the token; isolated rows do not count.
 
-    Without BOS only *positional* and *no sink* can be told. The kinds with *own* are of a sink at another position.
+    *positional*: an ordinary token at position 0 is a sink, and BOS at a later position is none; *positional, not BOS*
+    if BOS at position 0 is none either. *token*: the other way round. *position or token*: both are sinks. *position
+    and token*: neither is, but BOS at position 0 is. In a model without BOS only *positional* and *no sink* can be
+    told. The kinds with *own* are of a sink at another position; an empty table is *undecided*.
     """
 
     def is_sink(token: str, *, first: bool | None = None) -> bool:

@@ -448,7 +448,7 @@ def make_setting(
 
     Raises:
         InputError: the target position is no position of the sequences, or a sink position; or the sequences are too
-        short to have one.
+            short to have one.
     """
     length = location.sink_position + config.intervention_length
     if target_position is not None:

@@ -205,7 +205,7 @@ class Circuit:
 
     @cached_property
     def bootstrap_weights(self) -> Float[np.ndarray, "sample pair"]:
-        """Weight of each pair in each of 1,000 bootstrap samples."""
+        """Weight of each pair in each of 1,000 bootstrap samples; pairs are drawn within their template."""
         return stability.bootstrap_weights(
             self.templates, draws=1000, generator=np.random.default_rng([self.seed, 1])
         )

@@ -106,7 +106,7 @@ class SavedCircuit:
         return replace(self, graph=graph, scores=scores, chosen=chosen)
 
     def save(self, path: str | Path) -> Path:
-        """Write the circuit as EAP-IG's .json, or as a MIB folder if the path has no ending."""
+        """Write the circuit as EAP-IG's .json, or as a MIB folder if the path has no ending; return the path."""
         path, graph = Path(path), self.graph
         if path.suffix.lower() not in ("", ".json"):
             raise InputError(

@@ -43,7 +43,8 @@ class CircuitEvaluation:
     frame: pd.DataFrame
     """One row per circuit: ``by`` (circuit; without, all edges but its own; random, of the same size and depth;
     swapped, the circuit with a tenth of its edges replaced by random ones between its own nodes; edges, a size of the
-    curve of its file's scores), and further columns of ``Curve.frame``."""
+    curve of its file's scores), ``n``, ``connected``, ``nodes``, ``value``, ``faithfulness``, ``low``, ``high``, as in
+    ``Curve.frame``."""
     gap: Interval
     """The metric of all edges less that of none."""
 

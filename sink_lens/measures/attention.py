@@ -95,9 +95,18 @@ def uniform_mass(
     reach: int | None = None,
     row_sum: Float[Tensor, "batch query"] | None = None,
 ) -> Float[Tensor, " batch"]:
-    """Sink mass that `key` would have under uniform attention: 1 / (number of keys seen), over the same queries.
+    """Sink mass that `key` would have under uniform attention: the mean of 1 / (number of keys seen).
 
-    ``row_sum``: what the rows sum to, where a learned sink logit takes a part of them; None is 1.
+    The mean is over the later queries that see `key`. In [0, 1]; nan if no real query follows the key.
+
+    Args:
+        valid: which queries are real tokens.
+        key: the 0-based position.
+        reach: positions that a query sees, itself included, under a sliding window; None is all.
+        row_sum: what the rows sum to, where a learned sink logit takes a part of them; None is 1.
+
+    Raises:
+        InputError: `key` is outside the sequence.
     """
     later = later_queries(valid, key=key, reach=reach)
     seen = torch.arange(1, valid.shape[1] + 1, device=valid.device).clamp(min=1, max=reach).double()

@@ -86,7 +86,10 @@ def spike_ratio(
 
 
 def row_norms(w: Float[Tensor, "neuron d_model"]) -> Float[Tensor, " neuron"]:
-    """L2 norm of each neuron's row of the gate or up projection (arXiv 2605.06611 looks at the 5 largest)."""
+    """L2 norm of each neuron's row of the gate or up projection, in [0, inf).
+
+    Reference: arXiv 2605.06611 (which looks at the 5 largest).
+    """
     dtype = torch.promote_types(w.dtype, torch.float32)
     return torch.linalg.vector_norm(w, dim=-1, dtype=dtype)
 

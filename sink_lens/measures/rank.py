@@ -20,6 +20,7 @@ def effective_rank(
 
     From 1 (all states parallel) to min(positions, d_model); nan if all states are 0 or any is not finite. Report it
     with and ``without`` the sink's position: one token with a huge norm gives a low rank whatever the others do.
+    Padding, positions that are not ``valid``, is left out.
 
     Cost: one eigenvalue problem of size min(positions, d_model) per sequence, in float64. Singular values have an error
     of at most about 2e-8 of the largest one, less than those of a float32 SVD.

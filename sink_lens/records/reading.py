@@ -121,6 +121,7 @@ class Run:
     started: str
     """In UTC, like ``ended``."""
     ended: str | None
+    """None if it has not ended."""
     config: dict[str, Any]
     """The whole configuration."""
     provenance: dict[str, Any]

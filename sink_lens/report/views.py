@@ -62,7 +62,11 @@ class View:
 
     @property
     def html(self) -> str:
-        """The HTML of a page with the view, which opens with no network."""
+        """The HTML of a page with the view, which opens with no network.
+
+        Raises:
+            InputError: the circuitsvis package is not there.
+        """
         props = dict(self.props)
         for key, one in props.items():
             if isinstance(one, np.ndarray):  # with four digits, undefined numbers as 0
@@ -181,7 +185,9 @@ def colored_tokens(
 
     ``source`` are numbers, one per position; or a model, a capture of ``pattern`` or a traced run: then the attention
     that a token gets from those after it, the mean over the heads. Tokens that fewer than 8 come after are not
-    coloured, and the title says so. The other arguments, and errors, are those of ``attention_heads``.
+    coloured, and the title says so. ``layers`` of a capture or model are all by default, and so are its ``heads``,
+    which are plain numbers of heads of each layer; of a run, ``heads`` are pairs as in ``attention_heads``. The other
+    arguments, and errors, are those of ``attention_heads``.
     """
     if _is_model(source):
         source, tokens = _run_model(
@@ -219,8 +225,12 @@ def neuron_activations(
 ) -> View:
     """Show a text with each token coloured by the activation of a neuron, which the reader chooses.
 
-    The neurons are, by default, the eight with the largest activation anywhere in the text. ``tokens`` are a text, or
-    what ``capture`` takes, of which one sequence is shown.
+    Args:
+        model: what ``load`` takes, or a model in memory.
+        tokens: a text, or what ``capture`` takes.
+        layer: the layer of the neurons; -1 is the last.
+        neurons: None is the eight with the largest activation anywhere in the text.
+        sequence: which of several sequences is shown.
 
     Raises:
         InputError: a layer or neuron does not exist.

@@ -44,7 +44,7 @@ class SweepResult(Result):
 
     @property
     def values(self) -> pd.DataFrame:
-        """The table of each metric's value on each sequence in each cell."""
+        """The table of each metric's value on each sequence in each cell (columns cell, sequence, metric, value)."""
         return self.tables["values"]
 
     @property

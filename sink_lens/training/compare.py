@@ -84,8 +84,8 @@ def compare(
     """Compare finished training runs that differ in one thing and in the seed, or the logs of your own Trainer.
 
     Args:
-        runs: folders of training runs; or of your own Trainer's (folders with a ``trainer_state.json``, or runs of the
-            monitor), of which the logs are put beside each other.
+        runs: folders of training runs, which win over the configuration's; or of your own Trainer's (folders with a
+            ``trainer_state.json``, or runs of the monitor), of which the logs are put beside each other.
         config: the defaults if None.
         out: the run folder; nothing is written if None.
         overwrite: replace the run that ``out`` holds.

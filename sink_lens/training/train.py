@@ -56,8 +56,8 @@ def train(
 
     It goes on from the newest checkpoint whose files are whole; on the CPU every later checkpoint is that of a training
     that was not stopped, bit for bit. Ctrl-C ends the step and saves it, with a row of its own in the log; whatever
-    else stops a training takes it back to the last step that was saved. Under ``torchrun`` or ``accelerate launch``
-    every process calls this; the first one writes.
+    else stops a training, within a step too, takes it back to the last step that was saved. Under ``torchrun`` or
+    ``accelerate launch`` every process calls this; the first one writes.
 
     Args:
         out: the run folder.

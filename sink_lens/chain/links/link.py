@@ -22,7 +22,7 @@ class Intervention:
     name: str
     edits: Edits
     position: int
-    """Where the sink should appear or vanish."""
+    """Position that is edited, at which the sink should appear or vanish."""
     reads: tuple[int, ...]
     """The layers in which the sink is read."""
     controls: tuple[Edits, ...] = ()
@@ -57,6 +57,7 @@ class Trial:
     generator: torch.Generator
     """The links draw their random controls from it in their order."""
     means: CentringMeans
+    """Means that amplification moves aggregated values away from."""
     curve: pd.DataFrame
     """Attention to the target by centre and factor of the amplification."""
 
@@ -69,7 +70,7 @@ class Freeze:
     """As in the column ``frozen``."""
     make: Callable[[Setting, Segment, int, torch.Generator], FrozenQuantity | None]
     """From the setting, the layers that are read, the position and the controls' generator; None where there is
-    nothing to freeze."""
+    nothing to freeze. At the sink position the mean over ordinary tokens stands for the baseline value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
