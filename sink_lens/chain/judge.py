@@ -130,8 +130,7 @@ def link_answers(
         primary: the link's primary statistic.
         floor: what its interval must lie over.
         effects: the rows of the link's intervention and of the mean ablation of what it leads to; None if no
-        interventions
-            were made.
+            interventions were made.
         has_sink: if not, only *present* has an answer.
         starts: what the link starts from is there, in a model without a sink.
         can_tell_sinks: the sequences can show a sink at all.

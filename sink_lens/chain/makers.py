@@ -86,7 +86,7 @@ NEARLY = 0.95
 """All makers remove at least this share of what the longest prefix removes."""
 UPSTREAM = 0.25
 THINNED = 0.98
-"""Thinning all makers may cost this share of what their prefix removes."""
+"""All makers, thinned, remove at least this share of what their prefix removes."""
 NEXT = 8
 ADDS = 0.02
 """A part that is tried so is one of the makers if ablating it as well removes this much more of the sink."""

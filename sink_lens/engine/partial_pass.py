@@ -2,7 +2,7 @@
 
 1. Lay the rows of several cells side by side, each from its own first position on (``layout``).
 2. Begin at the first layer, with the stream that was kept there, or, if there is none, with the tokens.
-3. Of this layer, take from the baseline what no edit of a cell changes: pattern, attention, neurons (``Known``).
+3. Of this layer, take what no edit of a cell changes (z, attention, neurons) as it is without edits (``Known``).
 4. At each site's hook point, hand every cell its own ``[batch, position, ...]`` (of scores and pattern its queries):
    its edits, then its readers.
 5. Attend cell by cell: Hugging Face's module runs (``models.delegation``), with an eager attention of our own in it

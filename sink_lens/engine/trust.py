@@ -88,7 +88,7 @@ def make_accurate_engine(
             return make(plan=replace(ways[-1], n_compared=0, deviation=worst))
         first = worst if math.isnan(first) else first
     log.warning(
-        "cells that share a forward, or begin at a later layer, are off by %.1e on %s",
+        "one forward of the bridge for each cell is off by %.1e on %s, too",
         worst,
         lens.device,
     )
