@@ -35,6 +35,8 @@ from .attention import OBSERVED, choose_kernel
 from .forward import bridge_forward, forward, never_fired_error, resolve, sequences_per_forward
 from .views import Captured, LayerView, Reading, Streamed
 
+__all__ = ["Captured", "LayerView", "Reading", "Streamed", "bytes_to_capture", "capture", "stream"]
+
 _MEMORY_FRAC = 0.8
 
 

@@ -100,8 +100,10 @@ def _run_in_turn(
             waiting.appendleft(pack[most:])
             pack = pack[:most]
         try:
-            ran = zip(pack, work.run(pack, lens), strict=True)
-            found = [work.take(number, *one) for number, one in ran]
+            found = [
+                work.take(number, *one)
+                for number, one in zip(pack, work.run(pack, lens), strict=True)
+            ]
         except (
             Exception
         ) as error:  # an edit of one's own may raise anything: recorded with its cell

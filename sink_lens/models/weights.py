@@ -130,6 +130,12 @@ def output_weights(
     """Return W_O of a layer, split by heads, and its bias; also if the layer attends to another layer's keys."""
     check_unchanged(lens)
     check_layers_have_attention(lens, [layer], what="weights of an attention")
+    return _output_weights(lens, layer)
+
+
+def _output_weights(
+    lens: LensModel, layer: int
+) -> tuple[Float[Tensor, "head d_value d_model"], Float[Tensor, " d_model"]]:
     module = lens.layer(layer).get_submodule(lens.family.attention)
     weight, bias = weight_and_bias(module.get_submodule(lens.family.o), dtype=lens.dtype)
     n_heads = lens.head_sizes(layer)["n_heads"]
@@ -156,9 +162,10 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
             )
         both = "v_proj" if getattr(module, "v_proj", None) is not None else "k_proj"
         paths = ["q_proj", "k_proj", both]
+    own = {path: weight_and_bias(module.get_submodule(path), dtype=lens.dtype) for path in {*paths}}
 
     def by_head(path: str, part: Literal["q", "k", "v"]) -> tuple[Tensor, Tensor]:
-        weight, bias = weight_and_bias(module.get_submodule(path), dtype=lens.dtype)
+        weight, bias = own[path]  # read once where the three are one
         address = Address(module="", side="output", part=part)
         read = partial(read_site, address=address, family=family, batch=1, **sizes)
         w = rearrange(read(weight.T[None]), "1 d_model head d_head -> head d_head d_model")
@@ -169,7 +176,7 @@ def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     w_q, b_q = by_head(paths[0], "q")
     w_k, b_k = by_head(paths[1], "k")
     w_v, b_v = by_head(paths[2], "v")
-    w_o, b_o = output_weights(lens, layer=layer)
+    w_o, b_o = _output_weights(lens, layer)
     return AttentionWeights(w_q=w_q, w_k=w_k, w_v=w_v, w_o=w_o, b_q=b_q, b_k=b_k, b_v=b_v, b_o=b_o)
 
 
@@ -199,7 +206,7 @@ def _latent_weights(lens: LensModel, module: Any, *, layer: int) -> AttentionWei
         gain = _read_norm(module.get_submodule(family.q_latent), lens).gain
         w_q = (weight(FROM_LATENT["q_latent"]) * gain) @ w_q
     passed, turned = w_q.unflatten(0, (lens.n_heads, -1)).split([of_latent, rotated], dim=1)
-    w_o, b_o = output_weights(lens, layer=layer)
+    w_o, b_o = _output_weights(lens, layer)
     return AttentionWeights(
         w_q=torch.cat([passed, unrotated(turned)], dim=1),
         w_k=w_k,
