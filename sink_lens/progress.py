@@ -43,7 +43,7 @@ class tqdm(std.tqdm):  # noqa: N801 - it stands in its place
         super().close()
         if told and (self._line is not None or seconds >= SHORT):
             end = "" if self.n == 1 else "es" if self.unit.endswith("ch") else "s"
-            counted = "" if self.unit == "it" else f"{self.n:,} {self.unit}{end}, "
+            counted = "" if self.unit == "it" else f"{round(self.n):,} {self.unit}{end}, "
             text = f"{self.desc.removesuffix(': ')}: {counted}{self.format_interval(seconds)}"
             if self._line is None:
                 sys.stderr.write(f"{text}\n")

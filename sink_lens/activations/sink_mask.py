@@ -135,6 +135,9 @@ def sink_scores(
 def _scores_by_rule(
     lens: LensModel, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
 ) -> dict[Rule, Float[Tensor, "batch position"]]:
+    for by in rules:
+        if by not in (*LEAST, "rate"):
+            raise InputError(f"by is {by!r}; need attention, norm or rate, or of a mask either")
     if rules == ("rate",):
         return {"rate": sink_rates(lens, batch, batch_size=batch_size).nanmean(0)}
     scores: dict[Rule, Tensor] = {

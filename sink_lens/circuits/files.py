@@ -40,6 +40,7 @@ _UNREADABLE = (
     OSError,
     ValueError,
     KeyError,
+    IndexError,
     TypeError,
     AttributeError,
     ArithmeticError,

@@ -242,8 +242,10 @@ class Graph:
             shared = self.heads_per_key if reader.kind in ("k", "v") else 1
             kind = "head" if place_of_reader(reader.kind) == "attention" else reader.kind
             for column, writer in enumerate(self.writers):
-                same = (writer.layer, writer.kind, writer.head // shared)
-                found[row, column] = same == (reader.layer, kind, reader.head)
+                if writer.layer != reader.layer:  # of most pairs; a tuple each would take seconds
+                    continue
+                same = (writer.kind, writer.head // shared)
+                found[row, column] = same == (kind, reader.head)
         return found
 
     def matrix(self, values: np.ndarray) -> np.ndarray:

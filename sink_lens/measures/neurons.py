@@ -90,7 +90,7 @@ def row_norms(w: Float[Tensor, "neuron d_model"]) -> Float[Tensor, " neuron"]:
 
     Reference: arXiv 2605.06611 (which looks at the 5 largest).
     """
-    dtype = torch.promote_types(w.dtype, torch.float32)
+    dtype = torch.float64 if w.dtype == torch.float64 else torch.float32
     return torch.linalg.vector_norm(w, dim=-1, dtype=dtype)
 
 

@@ -71,6 +71,6 @@ def attribution_patch(
         runs=runs,
         grid=tuple(grid),
         values_then=values_then,
-        opens=partial(open_run, runs=runs, pair=pair, config=settings),
+        opens=partial(open_run, lens=lens, metric=runs.metric, pair=pair, config=settings),
         **fields_of_patches(runs, pair, settings),
     )

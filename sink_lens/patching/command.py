@@ -50,7 +50,9 @@ def run_patch(
             lens, config=config, out=folder, shard=shard, overwrite=overwrite, progress=progress
         )
     runs, _, pair = prepare_runs(lens, None, None, config=config)
-    with open_run(folder, runs=runs, pair=pair, config=config, overwrite=overwrite) as writer:
+    with open_run(
+        folder, lens=lens, metric=runs.metric, pair=pair, config=config, overwrite=overwrite
+    ) as writer:
         result = attribution_patch(lens, config=config)
         generator = torch.Generator().manual_seed(config.seed)
         check = result.sample(config.check, generator=generator, progress=progress)

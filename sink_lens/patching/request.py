@@ -38,7 +38,9 @@ class PatchRequest:
 
     @property
     def asked(self) -> dict[str, Any]:
-        return {"runs": self.runs, "pair": self.pair, "config": self.config}
+        # not the runs, whose activations a result would keep
+        lens, metric = self.runs.lens, self.runs.metric
+        return {"lens": lens, "metric": metric, "pair": self.pair, "config": self.config}
 
     def patches(self, plan: Plan | None = None) -> Patches:
         parts = [part for some in (self.grid, *self.controls) for part in some]

@@ -9,11 +9,13 @@ from typing import Any
 
 import pandas as pd
 
+from ..edits.metrics import Metric
 from ..engine.engine import Block
 from ..engine.function_identity import function_hash
 from ..engine.measured import metric_config
 from ..engine.plan import read_plan
 from ..models.inputs import describe_provenance
+from ..models.lens import LensModel
 from ..records import RunWriter, create_run, default_run_folder
 from ..records.reading import read_columns
 from ..records.recomputed import (
@@ -162,7 +164,8 @@ def _check_blocks(patches: Patches, folder: Path, names: Sequence[str]) -> None:
 def open_run(
     out: str | Path,
     *,
-    runs: RunPair,
+    lens: LensModel,
+    metric: Metric,
     pair: PromptPair,
     config: PatchConfig,
     part: Mapping[str, Any] | None = None,
@@ -172,8 +175,7 @@ def open_run(
 
     Functions and edits are recorded by name and by the hashes of what they do. ``part`` is the number of a shard.
     """
-    metric = runs.metric
-    provenance = describe_provenance(runs.lens, pair.clean, kernel="eager")
+    provenance = describe_provenance(lens, pair.clean, kernel="eager")
     provenance |= {"corrupted_sha256": pair.corrupted.hash, "seeds": {"draws": config.seed}}
     if part:
         provenance["holder"] = process_name()

@@ -103,6 +103,8 @@ def prefix_output(
         kv=len(matrices[0]),
     )
     *keys, values = matrices
+    if len(keys) > 1:
+        raise InputError(f"{len(matrices)} matrices were given; need M, or keys and values")
     for key in keys:
         features = einsum(
             features, key, "batch position kv group d, kv f d -> batch position kv group f"

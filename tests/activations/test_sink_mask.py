@@ -257,3 +257,9 @@ def test_uniform_attention_to_a_short_text_has_no_sink_rate(length):
     rate = sink_rates(lens, from_tensor(torch.randint(3, 300, (4, length))))[..., 0]
     assert bool(rate.isnan().all()) == (length < 10)  # at 9 tokens its score is .314
     assert not bool((rate > 0).any())
+
+
+def test_a_rule_that_has_no_scores_of_its_own_is_refused():
+    lens, tokens = wrap(tiny("llama")), torch.randint(3, 20, (2, 20))
+    with pytest.raises(InputError, match="by is 'either'; need attention, norm or rate"):
+        sink_scores(lens, tokens, by="either")

@@ -47,6 +47,10 @@ def test_what_is_saved_is_read_again(tmp_path):
         (tmp_path / "damaged.json").write_text(content)
         with pytest.raises(InputError, match=said):
             circuits.read(tmp_path / "damaged.json")
+    table = pd.DataFrame({"edge": ["a0->m0"], "in_circuit": [True], "score": [1.0]})
+    table.to_parquet(tmp_path / "damaged.parquet")
+    with pytest.raises(InputError, match="cannot be read as a circuit"):
+        circuits.read(tmp_path / "damaged.parquet")
     for content in (b"\x80\x02junk", pickle.dumps(Path.cwd, protocol=2)):
         (tmp_path / "damaged.pt").write_bytes(content)
         with pytest.raises(InputError, match="cannot be read as a circuit"):

@@ -114,6 +114,12 @@ def test_a_patch_of_its_own_values_changes_nothing_and_says_so():
     assert not found.frame["changed"].any()
 
 
+def test_a_result_does_not_keep_the_activations_of_its_runs():
+    lens, (clean, corrupted) = speaking(), pair()
+    found = patch(lens, clean, corrupted, site="z", metric=DIFFERENCE)
+    assert set(found.opens.keywords) == {"lens", "metric", "pair", "config"}
+
+
 def test_a_configuration_holds_functions_and_edits_as_the_call_does():
     lens, given = (
         speaking(),

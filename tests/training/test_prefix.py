@@ -63,6 +63,12 @@ def test_what_is_added_and_its_gradient_are_the_formula_by_nested_loops_in_float
     torch.testing.assert_close(gradient, slopes, rtol=1e-12, atol=1e-13)
 
 
+def test_three_matrices_are_refused():
+    one = torch.ones(2, 5, 5)
+    with pytest.raises(InputError, match="3 matrices were given; need M, or keys and values"):
+        prefix_output(torch.ones(2, 3, 4, 5), one, one, one)
+
+
 def test_keys_and_values_are_m_of_limited_rank():
     draw = torch.Generator().manual_seed(0)
     q = torch.randn(2, 3, 4, 5, generator=draw, dtype=torch.float64)

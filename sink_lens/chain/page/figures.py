@@ -254,7 +254,8 @@ def spread_heights(heights: Sequence[float], *, gap: float, top: float) -> list[
 
 def _nan_mean(values: np.ndarray) -> np.ndarray:
     with np.errstate(invalid="ignore"):
-        return np.nansum(values, axis=-1) / np.isfinite(values).sum(axis=-1)
+        there = np.isfinite(values)
+        return np.where(there, values, 0).sum(axis=-1) / there.sum(axis=-1)
 
 
 _NAME = 0.25

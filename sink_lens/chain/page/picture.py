@@ -149,7 +149,7 @@ def _boxes_and_bonds(circuit: Any) -> tuple[dict[str, _Box], list[_Bond]]:
     links = circuit.edges.loc[circuit.edges["quantity"] == "intervention_share"]
     links = links.loc[links["source"].isin(nodes["id"]) & links["target"].isin(nodes["id"])]
     kinds = dict(zip(nodes["id"], nodes["kind"], strict=True))
-    arrows = set(zip(links["source"].map(kinds), links["target"].map(kinds), strict=True))
+    arrows = dict.fromkeys(zip(links["source"].map(kinds), links["target"].map(kinds), strict=True))
     level = dict.fromkeys((kind for ends in arrows for kind in ends), 0)
     for _ in level:  # a chain is at most as long as it has nodes
         for source, target in arrows:

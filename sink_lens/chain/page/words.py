@@ -294,10 +294,12 @@ def why_undecided(tables: Tables, link: str) -> str:
     if of["verdict"].iloc[0] != "undecided":
         return ""
     necessary, carries = (answers[name] for name in BOTH)
-    words, rows = WORDS.get(link, PLAIN), [_row_that_answers(effects, link, name) for name in BOTH]
+    words = WORDS.get(link, PLAIN)
     if answers["present"] == "no" and "undecided" not in (necessary, carries):
-        moved = change_text(rows[0].get("share", math.nan), does=words.does)
+        share = _row_that_answers(effects, link, BOTH[0]).get("share", math.nan)
+        moved = change_text(share, does=words.does)
         return f"it does not stand out when it is measured, yet {words.broken.format(moved)}"
+    rows = [_row_that_answers(effects, link, name) for name in BOTH]
     damages = next((said for row in rows if (said := _damage_sentence(tables, link, row))), "")
     if answers["present"] == "undecided":
         own = of.loc[of["is_primary"].eq(True)] if "is_primary" in of else of
