@@ -28,7 +28,7 @@ _PLAIN = {
     type(None): "None",
 }
 _MOST_ITEMS = 10_000
-"""Of a longer sequence the items are not looked at."""
+"""The items of a longer sequence are not looked at."""
 
 
 def check_calls(function: Callable[P, R], name: str = "") -> Callable[P, R]:

@@ -72,7 +72,7 @@ class PassCount:
     backwards: float = 0.0
     """Forward passes that a backward pass follows."""
     tokens: int
-    """Of one pass."""
+    """Tokens of one pass."""
     slowness: float = 1.0
     """Time of a pass, relative to a plain one: a pass that measures takes longer."""
     rows: int | None = None

@@ -29,7 +29,7 @@ _SEQUENCES, _LENGTH = 4, 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rounding:
-    """Distance of a model's logits from those of the same weights in float32."""
+    """Distance between a model's logits and those of the same weights in float32, over their standard deviation."""
 
     dtype: str
     position: int

@@ -86,7 +86,7 @@ class Statistic:
     note: str = ""
     """Why it is undefined."""
     absent: bool = False
-    """What to measure (as super neurons) was searched for and not found."""
+    """The parts to measure, such as super neurons, were searched for and not found."""
     no_source: bool = False
     """The link's source is absent, so the question has no answer."""
     asked: bool = True

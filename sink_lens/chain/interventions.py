@@ -237,7 +237,7 @@ _TABLES: Mapping[str, Callable[[_Experiments], pd.DataFrame]] = {
     "placement": lambda to: placement.placement_table(to.setting, progress=to.progress),
 }
 TABLES = tuple(_TABLES)
-"""Where nothing can be changed, they are empty."""
+"""Names of the tables, which are empty if nothing can be changed."""
 _OF_MAKERS = ("makers", "maker_sets")
 
 
@@ -357,7 +357,7 @@ def _control_columns(
     of: BaselineRun,
     rng: np.random.Generator,
 ) -> dict[str, Any]:
-    """What controls change on fewer sequences and positions is added to the baseline run of all."""
+    """Add what controls change, on fewer sequences and positions, to the baseline run of all."""
     reads, baseline, few = list(one.reads), setting.baseline, of.outcome
     whole, part, *own = (mean_mass(run, one.position, reads) for run in (baseline, few, *runs))
     masses = torch.tensor([mass + (whole - part) for mass in own], dtype=torch.float32)

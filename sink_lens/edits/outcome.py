@@ -55,7 +55,7 @@ class Outcome:
 
     @property
     def indices(self) -> list[int]:
-        """Of each sequence among all of the metric."""
+        """The index of each sequence among all sequences of the metric."""
         if isinstance(self.sequences, Tensor):
             return self.sequences.tolist()
         start, step = self.sequences.start or 0, self.sequences.step or 1

@@ -31,11 +31,11 @@ class References:
                 else capture_batch(lens, tokens, sites=[site], layers=[layer])
             )[site, layer]
         )
-        """Of a site at a layer."""
+        """Returns the values of a site at a layer."""
         self.mean: Callable[[str, int, Mean], Tensor] = lru_cache(maxsize=64)(
             lambda site, layer, mean: self.averaged(mean).mean_of(self.values(site, layer))
         )
-        """Of a site at a layer; averaged axes stay, with size 1."""
+        """Returns the mean of a site at a layer; averaged axes stay, with size 1."""
         self.averaged: Callable[[Mean], Averaged] = lru_cache(maxsize=3)(
             partial(tokens_to_average, lens, tokens)
         )

@@ -63,7 +63,7 @@ class UntrainedConfig:
     style: Style = "gpt2"
     """``llama``; ``qwen``: Qwen3, which norms queries and keys in each head; or ``gpt2``."""
     activation: str | None = None
-    """Of the MLP: relu, gelu, silu, tanh, identity, or another name of Hugging Face."""
+    """Activation function of the MLP: relu, gelu, silu, tanh, identity, or another name of Hugging Face."""
     gated: bool | None = None
     """``act(gate x) * up x``, or ``act(gate x)`` alone; a gate needs the style llama or qwen."""
     norm: Literal["rms", "layer"] | None = None

@@ -35,7 +35,7 @@ class PageTable:
     columns: tuple[str, ...] = ()
     """Names in the run's tables, as many as heads."""
     meanings: tuple[str, ...] = ()
-    """Of each column; "" if the run's tables do not say."""
+    """Meaning of each column; "" if the run's tables do not say."""
 
     @property
     def numbers(self) -> pd.DataFrame:
@@ -229,7 +229,7 @@ class FirstScreen:
     leads: tuple[str, ...]
     """Keys of its figures."""
     name: str
-    """Of the section, in the list of the page's parts."""
+    """Name of the section in the list of the page's parts."""
     heading: str
     body: str
     """The section as HTML, everything in it escaped."""

@@ -51,7 +51,7 @@ def make_mean_ablation(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """What a link builds its interventions from."""
+    """The setting and the draws from which a link builds its interventions."""
 
     setting: Setting
     generator: torch.Generator
@@ -64,7 +64,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Freeze:
-    """What the link leads to keeps its value without the sink, for mediation."""
+    """Edits for mediation: the quantity that the link leads to keeps the value that it has without the sink."""
 
     name: str
     """As in the column ``frozen``."""
@@ -89,7 +89,7 @@ class Link:
     statistics: Callable[[Evidence, np.random.Generator], list[Statistic]]
     """The primary one is first; the generator is for the bootstrap of their intervals."""
     floor: Callable[[TraceConfig, int, int], float]
-    """What the primary statistic must exceed, from the configuration, the mean length of the sequences and the sink
+    """Least value of the primary statistic, from the configuration, the mean length of the sequences and the sink
     position."""
     readings: Callable[[MeasuringPass], list[Reading]] = lambda _: []
     """Those that this link alone needs; the others are in ``readings.py``."""

@@ -1,4 +1,4 @@
-"""What pages say of each link beyond its sentence; it needs no torch."""
+"""Texts of the pages on each link beyond its sentence; this needs no torch."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ class LinkWords:
     """The texts about a link that a page shows besides its sentence; those here are said of a link without a row."""
 
     carries_as: Callable[[Tables], str] = lambda _: ""
-    """What the headline says carries the sink; empty if nothing was found to name."""
+    """Makes the headline's name of the part that carries the sink; "" if nothing was found to name."""
     asks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Link -> the questions that must be answered yes before."""
     last_resort: bool = False
