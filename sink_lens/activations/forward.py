@@ -26,6 +26,7 @@ from ..data.tokens import (
     unmasked_padding_text,
 )
 from ..errors import InputError, KernelError, SiteError
+from ..measures.sink_tokens import SAMPLED_QUERIES
 from ..models.delegation import attention_component, delegate_attention, stop_pass_after
 from ..models.inputs import load_model, make_tokens
 from ..models.interfaced import use_attention, watch_attention_inputs
@@ -117,13 +118,14 @@ def pieces_by_length(
 ) -> Iterator[tuple[Int[Tensor, " sample"], TokenBatch]]:
     """Yield pieces of a batch, each for one forward pass: the sequences' indices, and their tokens cut to the longest.
 
-    The lengths in a piece are within a factor of 2, so that the same query positions can be sampled in all. A piece has
-    at most ``batch_size`` sequences; None takes as many as have 2,048 positions together.
+    The lengths in a piece are within a factor of 2, and of texts whose query rows are sampled the same, since each
+    length has its own rows. A piece has at most ``batch_size`` sequences; None takes as many as have 2,048 positions
+    together.
     """
     if batch_size is not None and batch_size < 1:
         raise InputError(f"the batch size is {batch_size}; need at least 1. Give a larger one.")
     lengths = batch.lengths.cpu()
-    kinds = lengths.double().log2().ceil().long()
+    kinds = lengths.double().log2().ceil().long().where(lengths <= SAMPLED_QUERIES, lengths)
     for kind in kinds.unique().tolist():
         alike = (kinds == kind).nonzero().flatten()
         width = int(lengths[alike].max())

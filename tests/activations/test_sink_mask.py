@@ -16,7 +16,7 @@ from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_tensor
 from sink_lens.errors import InputError
 from sink_lens.measures.sink_tokens import earlier_keys, fair_shares, share_score
-from sink_lens.models.tiny import planted
+from sink_lens.models.tiny import BOS_ID, planted
 from sink_lens.studies.observed import ObservedModel
 from tests.tiny_families import TINY_FAMILIES, tiny
 from tests.zoo import ZOO, build
@@ -143,6 +143,19 @@ def test_padding_other_sequences_and_batch_size_change_no_score(by):
         if length > 1:
             alone = sink_scores(lens, tokens[row : row + 1, :length], by=by)
             same(alone[0], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("by", ["attention", "rate"])
+def test_a_text_whose_queries_are_sampled_has_the_score_that_it_has_alone(by):
+    lens, lengths = wrap(planted().model), [120, 91, 72, 91]
+    tokens = torch.randint(3, 300, (4, 120), generator=torch.Generator().manual_seed(0))
+    tokens[:, 0] = BOS_ID
+    together = sink_scores(lens, from_tensor(tokens, lengths=torch.tensor(lengths)), by=by)
+    for row, length in enumerate(lengths):
+        alone = sink_scores(lens, tokens[row : row + 1, :length], by=by)[0]
+        torch.testing.assert_close(
+            together[row, :length], alone, rtol=1e-4, atol=1e-4, equal_nan=True
+        )
 
 
 def test_short_texts_in_wide_rows_decide_nothing():
