@@ -76,8 +76,9 @@ def sink_mask(
     Args:
         model: what ``load`` takes, or a ``LensModel``.
         tokens: sequences, texts, or what a tokenizer or a collator returns; a plain tensor is taken to have no padding.
-        by: ``either`` also marks two massive tokens that share a sequence's attention, of which neither has enough to
-            be marked by ``attention``.
+        by: ``attention``, ``norm``, ``rate`` (``sink_scores`` says what each is), or ``either`` of the first two, which
+            also marks two massive tokens that share a sequence's attention, of which neither has enough to be marked by
+            ``attention``.
         threshold: mark tokens whose score is at least this; if None the gap decides, or ``LEAST_RATE`` for ``rate``.
         batch_size: sequences per forward pass; None takes as many as have 2,048 positions together.
 

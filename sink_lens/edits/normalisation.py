@@ -127,8 +127,8 @@ def natural_rms(
 ) -> dict[int, Float[Tensor, " head"]]:
     """Measure layer -> mean root mean square of each head's aggregated values over real tokens, a target for the norm.
 
-    This takes one pass of the plain model. Tokens before ``first_position`` average few values, or are the sink, and
-    are larger than the others.
+    This takes one pass of the plain model. Tokens before ``first_position`` are left out: they average few values, or
+    are the sink, and are larger than the others.
 
     Raises:
         InputError: there is no real token at ``first_position`` or later, or layers do not exist.

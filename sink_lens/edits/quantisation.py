@@ -151,7 +151,7 @@ def quantisation(
     (``k``, before its rotation, and ``v``), or the stream. ``tokens`` is True at those that are kept; it lies as the
     run's tokens do, such as that of ``sink_mask``. ``channels`` is layer -> those that are kept, the heads of a site
     joined into one axis; a layer that is missing keeps none. A layer may be a text, as in the ``kept_channels`` of a
-    JSON file. ``layers`` are those to round; None means all.
+    JSON file. ``layers`` are those to round; None means all. ``form`` is one of ``sink_lens.schema.QUANTISED_FORMATS``.
 
     Raises:
         InputError: there is no such format, or a channel is named twice.
