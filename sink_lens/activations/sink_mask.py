@@ -40,6 +40,7 @@ from ..measures.sink_tokens import (
 from ..models.lens import LensModel
 from ..models.load import ModelLike
 from ..schema import SINK_THRESHOLD, KernelChoice
+from ..text import plural
 from .forward import pieces_by_length, resolve
 from .record import stream_batch
 from .views import LayerView, Reading
@@ -71,7 +72,8 @@ def sink_mask(
     least=LEAST["attention"])``) and pass it with every chunk.
 
     By attention, a token is judged by the later tokens of its sequence, so its last token is never marked, and
-    sequences of fewer than about 16 tokens show little. The cost is one forward pass without the unembedding.
+    sequences of fewer than 16 tokens show little: a warning counts those without a mark. The cost is one forward pass
+    without the unembedding.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
@@ -88,7 +90,8 @@ def sink_mask(
     lens, batch = resolve(model, tokens)
     marked, said = mark_sinks(lens, batch, by=by, threshold=threshold, batch_size=batch_size)
     for text, answer in said.items():
-        log.log(logging.INFO if answer == "marked" else logging.WARNING, "marked as sinks %s", text)
+        is_whole = answer == "marked" and _UNJUDGED not in text
+        log.log(logging.INFO if is_whole else logging.WARNING, "marked as sinks %s", text)
     return as_given(marked, batch.given)
 
 
@@ -322,6 +325,7 @@ Answer = Literal["marked", "none", "undecided"]
 """The tokens may not decide whether there is a sink."""
 _FEWEST_TOKENS = 16
 """Fewer tokens show little of what attention the first ones draw."""
+_UNJUDGED = f"of fewer than {_FEWEST_TOKENS} tokens cannot be judged"
 
 
 def gap_answer(
@@ -333,21 +337,23 @@ def gap_answer(
 ) -> tuple[Answer, str]:
     """Say whether tokens are marked by the gap ``found`` in the scores of rule ``by``, and in a sentence why."""
     known, least = scores[~scores.isnan()], LEAST[by] if least is None else least
+    unmarked = True if found is None else ~(scores >= found.threshold).any(-1)
+    is_short = (by == "attention") & ((~scores.isnan()).sum(-1) < _FEWEST_TOKENS)
+    n_unjudged = int((is_short & unmarked).sum())
+    unjudged = f"; {plural(n_unjudged, 'text')} {_UNJUDGED}" if n_unjudged else ""
     what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]
     sink = {"attention": "sink", "norm": "massive activation"}[by]
     if found is not None:
         stray = f", {found.within:,} of them close to the threshold" if found.within else ""
         return "marked", (
             f"by {by}: {found.above:,} of {len(known):,} tokens are at {found.high:.3g} {what} or above, the others at "
-            f"{found.low:.3g} or below{stray}; threshold {found.threshold:.3g}"
+            f"{found.low:.3g} or below{stray}; threshold {found.threshold:.3g}{unjudged}"
         )
     most = float(known.max()) if len(known) else math.nan
     largest = f"so no token is marked; the largest of {len(known):,} is {most:.3g} {what}"
-    longest = int((~scores.isnan()).sum(-1).max())
-    is_short = by == "attention" and longest < _FEWEST_TOKENS
-    if most < least and not is_short:
-        return "none", f"by {by}: no {sink}, {largest}, and a {sink} has at least {least:g}"
-    why = "no gap separates them"
-    if is_short:
-        why = f"texts of fewer than {_FEWEST_TOKENS} tokens show little"
-    return "undecided", f"by {by}: not decided, {largest}, and {why}"
+    if most < least and not bool(is_short.all()):
+        return (
+            "none",
+            f"by {by}: no {sink}, {largest}, and a {sink} has at least {least:g}{unjudged}",
+        )
+    return "undecided", f"by {by}: not decided, {largest}, and no gap separates them{unjudged}"

@@ -158,6 +158,17 @@ def test_a_text_whose_queries_are_sampled_has_the_score_that_it_has_alone(by):
         )
 
 
+def test_texts_that_are_too_short_to_be_judged_are_counted(caplog):
+    lens, lengths = wrap(planted().model), [64, 64, 64, 3, 2, 40]
+    tokens = torch.randint(3, 300, (6, 64), generator=torch.Generator().manual_seed(0))
+    tokens[:, 0] = BOS_ID
+    marked = sink_mask(lens, from_tensor(tokens, lengths=torch.tensor(lengths)))
+    assert marked[:, 0].tolist() == [True, True, True, False, False, True]
+    (record,) = [one for one in caplog.records if one.name.endswith("sink_mask")]
+    assert record.levelname == "WARNING"
+    assert "2 texts of fewer than 16 tokens" in record.getMessage()
+
+
 def test_short_texts_in_wide_rows_decide_nothing():
     scores = torch.full((2, 64), math.nan)
     scores[:, :8] = 1.0
