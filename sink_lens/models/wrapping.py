@@ -93,10 +93,10 @@ def wrap(
     note = adapters.injected_adapters_note(model) if model is given else None
     model = extract_language_model(model)
     family = checks.checked_family(model)
-    source = source_of_config(model.config)
-    if re.fullmatch("[0-9a-f]{64}", Path(source).name):  # a hash, of a file that was converted
-        source = ""
-    name = name or source or family.architecture
+    if not name:
+        name = source_of_config(model.config)
+        if not name or re.fullmatch("[0-9a-f]{64}", Path(name).name):  # of a converted file
+            name = family.architecture
     if note is not None:
         _LOG.warning("%s", note)
     notes = () if note is None else (note,)

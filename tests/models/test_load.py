@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from sink_lens.errors import InputError, ModelError
 from sink_lens.models.load import load, random_init, weights_hash, wrap
+from sink_lens.models.private_apis import NAME_OF_CONFIG
 from sink_lens.models.tiny import tiny_tokenizer
 from tests.tiny_families import HYBRID_FAMILIES, TINY_FAMILIES, tiny
 
@@ -94,6 +95,14 @@ def test_a_wrapped_model_is_the_plain_path_itself_and_shares_its_parameters_with
     assert_rows_close(logits(found.bridge), expected)
     assert f"'mine', {type(model).__name__}, 3 layers" in repr(found)
     assert_shared(found)
+
+
+def test_a_given_name_is_the_models_whatever_its_configuration_says():
+    model = tiny("llama")
+    for said in ("other", None):
+        setattr(model.config, NAME_OF_CONFIG, said)
+        assert wrap(model, name="mine").name == "mine"
+    assert wrap(model).name == "LlamaForCausalLM"
 
 
 def assert_shared(found, *, blind=(), buffers=True):
