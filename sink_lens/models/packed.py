@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers.pytorch_utils import Conv1D
 
 from ..errors import ModelError, first_line_of_error
-from ..modes import disable_settings
+from ..modes import disable_settings, plain_mode
 from .offload import in_memory
 from .private_apis import offload_device
 
@@ -60,6 +60,7 @@ def unpacked_weight(module: Any, *, dtype: torch.dtype) -> Tensor:
         return module.weight.detach()
 
 
+@plain_mode()
 def weight_and_bias(module: Any, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return the matrix [out, in] that a module multiplies by and what it adds, as it computes them.
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import SiteError
+from ..modes import plain_mode
 from .experts import expert_down_projection, expert_gate_and_up, mlp_submodules
 from .families import FROM_LATENT, layer_of_keys
 from .interfaced import watch_attention_inputs
@@ -41,6 +42,7 @@ class AttentionWeights:
     """What is between in latent attention; ``w_q``, ``w_k`` and ``w_v`` are then products of two projections and the
     gain between, and at each token all but the rotary part is divided by the latent's norm."""
 
+    @plain_mode()
     def keys(
         self,
         x: Float[Tensor, "*batch d_model"],
@@ -70,6 +72,7 @@ class AttentionWeights:
         width = self.latent.width
         return torch.cat([found[..., :width] / divisor, found[..., width:]], dim=-1)
 
+    @plain_mode()
     def values(self, x: Float[Tensor, "*batch d_model"]) -> Float[Tensor, "*batch kv_head d_value"]:
         """Return each key-value head's values, without bias."""
         w_v = self.w_v.to(x.device, x.dtype)
@@ -142,6 +145,7 @@ def _output_weights(
     return rearrange(weight, "d_model (head value) -> head value d_model", head=n_heads), bias
 
 
+@plain_mode()
 def attention_weights(lens: LensModel, *, layer: int) -> AttentionWeights:
     """Return the projections of one layer's attention, split by heads.
 
@@ -220,6 +224,7 @@ def _latent_weights(lens: LensModel, module: Any, *, layer: int) -> AttentionWei
     )
 
 
+@plain_mode()
 def keys_at_position(
     lens: LensModel, x: Float[Tensor, "batch d_model"], *, layer: int, position: int
 ) -> Float[Tensor, "batch kv_head d_head"]:
@@ -333,6 +338,7 @@ class AttentionConstants:
     """In what attention adds to the stream; None likewise, or where that is normed."""
 
 
+@plain_mode()
 def attention_constants(lens: LensModel, *, layer: int) -> AttentionConstants:
     (source,) = lens.key_layers([layer])
     family, weights = lens.family, attention_weights(lens, layer=source)

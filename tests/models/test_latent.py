@@ -21,7 +21,7 @@ from sink_lens.errors import ModelError
 from sink_lens.models.families import family_of
 from sink_lens.models.load import wrap
 from sink_lens.models.tiny import tiny_tokenizer
-from sink_lens.models.weights import attention_weights, keys_at_position
+from sink_lens.models.weights import attention_constants, attention_weights, keys_at_position
 from sink_lens.schema import QUESTIONS
 from sink_lens.sweeps.grid import EditGrid, Grid
 from sink_lens.sweeps.sweep import sweep
@@ -62,6 +62,23 @@ def assert_weights_are_those_of_the_sites(lens):
 @EVERY
 def test_the_weights_are_those_of_the_sites(family):
     assert_weights_are_those_of_the_sites(lens_of(family))
+
+
+def test_autocast_changes_no_weight_and_nothing_that_is_made_with_them():
+    lens = lens_of("deepseek_v3")
+    x = capture(lens, tokens(), sites=["attn_in"])["attn_in", 1][:, 5]
+
+    def read():
+        weights = attention_weights(lens, layer=1)
+        made = [weights.keys(x), weights.values(x), attention_constants(lens, layer=1).k]
+        made.append(keys_at_position(lens, x, layer=1, position=5))
+        return [weights.w_q, weights.w_k, weights.w_v, *made]
+
+    expected = read()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = read()
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one, other)
 
 
 @pytest.mark.parametrize(
