@@ -5,6 +5,7 @@ the plain module see the same tensors as in a model that is whole in memory, so 
 bridge is built on parameters that are there, so it does not exist, and what needs it is refused.
 """
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -43,11 +44,22 @@ def compute_device(parameter: Tensor, module: nn.Module) -> torch.device:
 
 def load_parameters_in_turn(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield name and values of every parameter, in order of name; load those on disk one at a time."""
-    for name in sorted(name for name, _ in _distinct_parameters(model)):
-        path, _, leaf = name.rpartition(".")
-        module = model.get_submodule(path)
-        with in_memory(module):
-            yield name, getattr(module, leaf).detach()
+    for name in sorted(parameter_names(model)):
+        with loaded_parameter(model, name) as values:
+            yield name, values
+
+
+def parameter_names(model: nn.Module) -> list[str]:
+    return [name for name, _ in _distinct_parameters(model)]
+
+
+@contextlib.contextmanager
+def loaded_parameter(model: nn.Module, name: str) -> Iterator[Tensor]:
+    """Within the block, the values of a parameter are in memory."""
+    path, _, leaf = name.rpartition(".")
+    module = model.get_submodule(path)
+    with in_memory(module):
+        yield getattr(module, leaf).detach()
 
 
 class NoBridge:

@@ -136,7 +136,7 @@ def card_contents(seen: ObservedModel, *, chain: Mapping[str, Any] | None = None
     rate = _mean_with_interval(sink_rate_by_sequence(seen), seen)
     keep, marked = found_sink_positions(seen), seen.marked_tokens
     losses = {"clean": seen.losses}
-    if seen.outlier_dimensions:
+    if seen.outlier_dimensions and lens.why_measured_only is None:
         losses["zeroed"] = seen.loss_with_outliers_ablated(to_mean=False)
         losses["mean_aligned"] = seen.loss_with_outliers_ablated(to_mean=True)
     found = {
@@ -383,10 +383,14 @@ def card_sentence(found: Mapping[str, Any]) -> str:
     parts = [said]
     if sink["tokens"] and not sink["found"]:
         parts.append(f"the sink tokens are {_sink_tokens_text(sink)}")
-    if outliers:
+    named = f"outlier dimension{'s' * (len(outliers) > 1)} {join_and(outliers)}"
+    if outliers and "zeroed" not in found["loss"]:
+        parts.append(
+            f"whether anything hangs on its {named} was not tested: the model can only be measured"
+        )
+    elif outliers:
         zeroed, mean = (found["loss"][way]["change"] for way in ("zeroed", "mean_aligned"))
         cost = _cost_text(zeroed)
-        named = f"outlier dimension{'s' * (len(outliers) > 1)} {join_and(outliers)}"
         low, value, high = (zeroed[end] for end in ("low", "value", "high"))
         if low is None or high is None:  # one sequence has no interval
             shown, nothing = True, False

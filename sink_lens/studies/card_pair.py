@@ -18,7 +18,8 @@ from ..data.token_ids import bos_id, text_ids
 from ..data.tokens import TokenBatch
 from ..errors import InputError
 from ..models.lens import LensModel
-from ..models.load import ModelLike, as_lens, load
+from ..models.load import ModelLike, as_lens, load, weights_hash
+from ..models.offload import loaded_parameter, parameter_names
 from ..models.private_apis import NAME_OF_CONFIG
 from ..schema import column_names
 from ..stats import ROUNDING, paired_difference
@@ -110,7 +111,7 @@ def refuse_one_model(first: LensModel, second: LensModel) -> None:
 
 def _have_same_weights(first: LensModel, second: LensModel) -> bool:
     if first.offloaded or second.offloaded:
-        return False
+        return weights_hash(first) == weights_hash(second)
     mine, its = (dict(one.plain.named_parameters()) for one in (first, second))
     return mine.keys() == its.keys() and all(
         weight.shape == its[name].shape and torch.equal(weight, its[name].to(weight.device))
@@ -241,12 +242,16 @@ def _setting_rows(first: LensModel, second: LensModel) -> list[dict[str, Any]]:
 
 
 def _changed_weight_table(first: LensModel, second: LensModel) -> pd.DataFrame:
-    theirs = dict(second.plain.named_parameters())
+    theirs = set(parameter_names(second.plain))
     rows = []
-    with torch.no_grad():
-        for name, weight in first.plain.named_parameters():
-            other = theirs.get(name)
-            if other is None or other.shape != weight.shape:
+    for name in parameter_names(first.plain):
+        if name not in theirs:
+            continue
+        with (
+            loaded_parameter(first.plain, name) as weight,
+            loaded_parameter(second.plain, name) as other,
+        ):
+            if other.shape != weight.shape:
                 continue
             norm = float(weight.float().norm())
             change = float((other.to(weight.device).float() - weight.float()).norm())

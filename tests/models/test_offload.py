@@ -15,10 +15,11 @@ from sink_lens.chain.trace import trace
 from sink_lens.edits.constructors import zero
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError, ModelError
-from sink_lens.models.load import load, random_init, weights_hash
+from sink_lens.models.load import load, random_init, weights_hash, wrap
 from sink_lens.models.offload import bytes_on_disk
-from sink_lens.models.tiny import tiny_tokenizer
+from sink_lens.models.tiny import planted, tiny_tokenizer
 from sink_lens.models.weights import attention_weights, mlp_weights, norm_weights
+from sink_lens.studies import card
 from tests.tiny_families import tiny
 
 FAMILIES = ("llama", "mixtral", "bloom")
@@ -98,6 +99,37 @@ def test_a_trace_measures_without_interventions_and_gives_the_same_tables(both, 
         found = trace(part, config=config, out=tmp_path / "part", **options)
     for name, table in expected.tables.items():
         pd.testing.assert_frame_equal(found.tables[name], table, rtol=CLOSE, atol=CLOSE, obj=name)
+
+
+@pytest.fixture(scope="module")
+def with_outliers(tmp_path_factory):
+    """A model with an outlier dimension: whole, and with most of its weights on disk."""
+    folder = tmp_path_factory.mktemp("planted")
+    planted().model.save_pretrained(folder)
+    tiny_tokenizer(adds_bos=True).save_pretrained(folder)
+    return load(folder, device="cpu"), load(folder, device_map="auto", max_memory="60KB")
+
+
+SIZE = {"sequences": 4, "length": 24, "progress": False}
+
+
+def test_a_card_is_that_of_the_whole_model_without_its_ablations(with_outliers):
+    expected, found = (card(lens, **SIZE).decision for lens in with_outliers)
+    assert list(found["loss"]) == ["clean"]
+    assert "was not tested" in found["sentence"]
+    for name in ("sink", "outlier_dimensions", "writers", "super_weights", "bos"):
+        assert found[name] == expected[name], name
+
+
+def test_two_models_of_which_one_is_on_disk_are_compared_by_all_weights(with_outliers):
+    whole, part = with_outliers
+    assert card(whole, part, **SIZE).decision["same_weights"]
+    model, name = planted().model, "model.layers.1.mlp.down_proj.weight"
+    with torch.no_grad():
+        model.get_parameter(name).mul_(1.5)
+    changed = card(part, wrap(model, tokenizer=whole.tokenizer), **SIZE).tables["tensors"]
+    assert changed["tensor"].tolist() == [name]
+    assert changed["change"].tolist() == pytest.approx([0.5])
 
 
 @pytest.mark.parametrize(
