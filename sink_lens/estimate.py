@@ -256,9 +256,7 @@ def _estimate_by_timing(config: Any, passes: CountPasses) -> Cost:
         sequences=max(1, min(wanted // asked.positions, most)),
         length=max(2, min(asked.positions, _TIMED_TOKENS)),
         generator=Generator().manual_seed(0),
-        vocab_size=lens.d_vocab
-        if lens.tokenizer is None
-        else min(lens.d_vocab, len(lens.tokenizer)),
+        vocab_size=lens.d_vocab,
     )
     seconds = 0.0
     for one in models:

@@ -87,8 +87,8 @@ def token_ids(token: str, *, lens: LensModel) -> tuple[int, ...]:
             f"{lens.name} has no tokenizer, so the token {token!r} has no id; need an id, such as 13"
         )
     wanted = token.replace("\\n", "\n").replace("\\t", "\t")
-    size = min(lens.d_vocab, len(lens.tokenizer))
-    found = tuple(i for i in range(size) if lens.tokenizer.decode([i]) in (wanted, f" {wanted}"))
+    known = sorted({i for i in lens.tokenizer.get_vocab().values() if i < lens.d_vocab})
+    found = tuple(i for i in known if lens.tokenizer.decode([i]) in (wanted, f" {wanted}"))
     if not found:
         raise InputError(
             f"no token of {lens.name} reads {wanted!r}; need the text of exactly one token, an id, or auto"

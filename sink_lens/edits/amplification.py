@@ -81,9 +81,7 @@ def centring_means(
     tokens = random_tokens(
         lens.tokenizer,
         generator=torch.Generator().manual_seed(seed),
-        vocab_size=lens.d_vocab
-        if lens.tokenizer is None
-        else min(lens.d_vocab, len(lens.tokenizer)),
+        vocab_size=lens.d_vocab,
         sequences=n_tokens // length,
         length=length,
         bos="without",

@@ -58,7 +58,6 @@ class ModelFacts:
 
 
 def read_facts(lens: LensModel) -> ModelFacts:
-    size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
     # What is neither a weight nor configured, as rotary frequencies that were switched off.
     buffers = hashlib.sha256()
     for name, buffer in lens.plain.named_buffers():
@@ -71,7 +70,7 @@ def read_facts(lens: LensModel) -> ModelFacts:
         texts=None
         if lens.tokenizer is None
         else {number: text for text, number in lens.tokenizer.get_vocab().items()},
-        ids=tuple(ordinary_ids(lens.tokenizer, size)),
+        ids=tuple(ordinary_ids(lens.tokenizer, lens.d_vocab)),
         width=lens.d_model,
         context=lens.n_context,
         dtype=str(lens.dtype).removeprefix("torch."),

@@ -129,14 +129,13 @@ class RandomSequences:
         check_tokens(lens, self.chunk(lens, 0))
 
     def chunk(self, lens: LensModel, index: int) -> TokenBatch:
-        size = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
         return random_tokens(
             lens.tokenizer,
             sequences=min(CHUNK, self.sequences - index * CHUNK),
             length=self.length,
             generator=generator_of_chunk(self.seed, index),
             bos=self.bos,
-            vocab_size=size,
+            vocab_size=lens.d_vocab,
         )
 
     def chunks(self, lens: LensModel) -> Iterator[TokenBatch]:

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 
 from ..configuration import make_config
+from ..data.tokens import token_texts
 from ..errors import InputError, SinkLensError, UndrawnError
 from ..models.lens import LensModel
 from ..models.load import find_device
@@ -175,15 +176,11 @@ def _measure_model(
             for name, one in measured.directions.items()
             if ".attention" not in name
         }
-    found, tokenizer = preference(lens, **given), lens.tokenizer
+    found = preference(lens, **given)
     top = found.top()
-    text = [
-        f"<{token}>"
-        if tokenizer is None or token >= len(tokenizer)
-        else str(tokenizer.decode([token]))
-        for token in top["token"].tolist()
-    ]
-    return {**found.tables, "tokens": top.assign(text=text)}, {}
+    tokens = top["token"].tolist()
+    text = token_texts(tokens, lens.tokenizer)
+    return {**found.tables, "tokens": top.assign(text=[text[one] for one in tokens])}, {}
 
 
 def _agreement_rows(models: Sequence[str], directions: Mapping[str, np.ndarray]) -> pd.DataFrame:

@@ -84,8 +84,7 @@ def make_tokens(lens: LensModel, *, config: InputConfig, bos: BosCondition) -> T
     if config.tokens != "text":
         draw = random_tokens if config.tokens == "random" else repeated_tokens
         generator = torch.Generator().manual_seed(config.seed)
-        known = lens.d_vocab if lens.tokenizer is None else min(lens.d_vocab, len(lens.tokenizer))
-        return draw(lens.tokenizer, generator=generator, vocab_size=known, **size)
+        return draw(lens.tokenizer, generator=generator, vocab_size=lens.d_vocab, **size)
     assert lens.tokenizer is not None  # check_sequences_fit refused it
     if config.prompts:
         return from_prompts(config.prompts, lens.tokenizer, bos=bos)

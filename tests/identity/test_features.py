@@ -4,9 +4,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tokenizers import Tokenizer, models
+from transformers import PreTrainedTokenizerFast
 
 from sink_lens import load
 from sink_lens.activations.record import capture
+from sink_lens.chain.at_token import token_ids
 from sink_lens.errors import InputError, ModelError
 from sink_lens.identity import features as reading
 from sink_lens.identity.features import (
@@ -16,6 +19,7 @@ from sink_lens.identity.features import (
     read_features,
     shared_inputs,
 )
+from sink_lens.identity.models_to_measure import RandomSequences
 from sink_lens.models.tiny import tiny_tokenizer
 from tests.tiny_families import tiny
 
@@ -25,6 +29,12 @@ INPUTS = Inputs(kind="tokens", sequences=60, length=6, seed=0, ids=tuple(range(3
 @pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("SINK_LENS_CACHE", str(tmp_path / "cache"))
+
+
+def gapped_tokenizer():
+    """A tokenizer of two ids, 3 and 250."""
+    core = Tokenizer(models.WordLevel({"a": 3, "b": 250}, unk_token="a"))
+    return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
 def lens(family="llama", *, seed=0, tokenizer=None, **fields):
@@ -113,6 +123,14 @@ def test_tokens_that_a_fine_tuning_added_are_not_drawn():
     assert known["tuned"].ids == (*known["base"].ids, 300)
     inputs = shared_inputs(known, sequences=50, length=4, seed=0)
     assert inputs == shared_inputs({"base": known["base"]}, sequences=50, length=4, seed=0)
+
+
+def test_ids_behind_a_gap_of_the_tokenizer_are_known_and_those_in_it_are_not():
+    model = lens(tokenizer=gapped_tokenizer())
+    assert read_facts(model).ids == (3, 250)
+    chunk = RandomSequences(sequences=50, length=4, seed=0).chunk(model, 0)
+    assert chunk.tokens.unique().tolist() == [3, 250]
+    assert token_ids("b", lens=model) == (250,)
 
 
 def test_different_tokenizers_are_refused():
