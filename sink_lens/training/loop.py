@@ -132,6 +132,7 @@ class Steps(TrainerCallback):
             if checkpoint is not None and (weights := checkpoint / SAFE_WEIGHTS_NAME).is_file():
                 safetensors.torch.load_model(self.model, weights)  # the Trainer is not strict
             self.loop.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+            self.loop.accelerator.wait_for_everyone()  # another process may still list the folder
         except Exception as error:
             if isinstance(error, OSError | RuntimeError | SafetensorError) and any(
                 self.part.glob("*")

@@ -4,11 +4,13 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
+from transformers import trainer
 
 from sink_lens.training import checkpoint_files
 from sink_lens.training.arguments import leave_process_group
@@ -95,6 +97,16 @@ def _main(out, place):
             seal(folder, target)
 
         checkpoint_files.seal_checkpoint = half
+    if (
+        os.environ.get("RANK") == "1"
+    ):  # the first process has ended before this one has listed the folder
+        sort, scan = trainer.sort_checkpoints, os.scandir
+
+        def late(**given):
+            with mock.patch("os.scandir", lambda path: (time.sleep(1), scan(path))[1]):
+                return sort(**given)
+
+        trainer.sort_checkpoints = late
     with after_step(7, _kill) if place == "forward" else contextlib.nullcontext():
         trained(Path(out))
     leave_process_group()
