@@ -10,13 +10,18 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
+import numpy as np
 import pandas as pd
 import safetensors.torch
+import torch
+from jaxtyping import Float
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Subset
 from transformers import (
+    EvalPrediction,
     PreTrainedModel,
     PrinterCallback,
     Trainer,
@@ -65,8 +70,20 @@ class Loop(Trainer):
             eval_dataset=held_out,
             data_collator=stack_batch,
             processing_class=data.tokenizer,
+            preprocess_logits_for_metrics=_losses_and_counts,
+            compute_metrics=_mean_loss,
         )
         self.remove_callback(PrinterCallback)
+
+    def evaluation_loop(self, *given: Any, **named: Any) -> Any:
+        """Evaluate; the loss is the mean over all tokens, each once.
+
+        The Trainer's is the mean of the batches' means, and several processes have sequences twice in the last batch.
+        """
+        found = super().evaluation_loop(*given, **named)
+        metrics = cast("dict[str, float]", found.metrics)
+        metrics["eval_loss"] = metrics.pop("eval_mean_loss")
+        return found
 
     def get_decay_parameter_names(self, model: nn.Module) -> list[str]:
         return [name for name, _ in model.named_parameters() if name not in self.undecayed]
@@ -96,6 +113,20 @@ class Loop(Trainer):
                 rows.setdefault(entry["step"], {}).update(entry)
         log = pd.DataFrame(list(rows.values())).rename(columns={"learning_rate": "lr"})
         return log.reindex(columns=list(COLUMNS)).astype(COLUMNS)
+
+
+def _losses_and_counts(logits: Tensor, labels: Tensor) -> Float[Tensor, "batch 2"]:
+    """Return each sequence's summed loss, and the number of its tokens that are predicted."""
+    labels = labels[:, 1:]
+    nats = cross_entropy(
+        logits[:, :-1].flatten(0, 1).float(), labels.flatten(), reduction="none"
+    ).view_as(labels)
+    return torch.stack([nats.sum(1), labels.ne(-100).sum(1).to(nats.dtype)], dim=1)
+
+
+def _mean_loss(found: EvalPrediction) -> dict[str, float]:
+    loss, n = np.asarray(found.predictions, dtype=np.float64).sum(0)
+    return {"mean_loss": loss / n if n else math.nan}
 
 
 class Steps(TrainerCallback):

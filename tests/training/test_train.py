@@ -322,6 +322,22 @@ def test_the_first_loss_is_that_of_the_first_sequences_of_the_order(whole):
     )
 
 
+def test_an_evaluation_is_the_mean_over_all_tokens_that_are_predicted(tmp_path):
+    held_out = [
+        {"input_ids": row["input_ids"], "labels": row["labels"].clone()} for row in data()[1]
+    ]
+    for number, row in enumerate(held_out):
+        row["labels"][: 2 * number + 1] = -100  # 11, 9, 7, 5 and 3 tokens are predicted
+    config = config_of(steps=1, warmup=0)
+    found = train(config=config, out=tmp_path / "run", data=(data()[0], held_out), progress=False)
+    ids, labels = (torch.stack([row[name] for row in held_out]) for name in held_out[0])
+    logits = model_of(config)(input_ids=ids).logits[:, :-1].log_softmax(-1)
+    seen = labels[:, 1:] != -100
+    nats = -logits.gather(-1, ids[:, 1:, None])[..., 0][seen]
+    assert len(nats) == 35
+    assert found.frame["eval_loss"][0] == pytest.approx(nats.mean().item(), abs=1e-6)
+
+
 def test_checkpoints_are_those_of_the_powers_of_two_and_the_end_and_hold_no_arguments(whole):
     assert {path.name for path in (whole.folder / "checkpoints").iterdir()} == {
         f"checkpoint-{step}" for step in KEPT
