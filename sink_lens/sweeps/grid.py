@@ -107,9 +107,10 @@ class EditGrid(OptionLists):
             first = kind.first_position if name == "position" else None
             if first is not None and given == "all":
                 raise InputError(f"{self.kind} needs positions, each from {first} on; found all")
-            if name == "layer":
-                having = list(model.layers_with(site.name))
-                given = having if given == "each" else _layers_from_start(given, model.n_layers)
+            if name == "layer" and given == "each":
+                given = list(model.layers_with(site.name))
+            elif name in ("layer", "position", "key"):
+                given = _from_start(given, sizes[name])
             label = f"{name}s of {self.kind} {site.name}"
             axes.append(axis_values(given, name=label, size=sizes[name], first=first or 0))
         return [*axes, *self._option_values()], sizes
@@ -128,10 +129,11 @@ class EditGrid(OptionLists):
         return found
 
 
-def _layers_from_start(given: Any, n_layers: int) -> Any:
+def _from_start(given: Any, size: int) -> Any:
+    """Return an axis's values with indices that count from 0; negative ones counted from the end."""
     if isinstance(given, list | tuple):
-        return [_layers_from_start(one, n_layers) for one in given]
-    return given + n_layers if type(given) is int and -n_layers <= given < 0 else given
+        return [_from_start(one, size) for one in given]
+    return given + size if type(given) is int and -size <= given < 0 else given
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -64,6 +64,20 @@ def test_the_last_axis_runs_fastest_and_options_faster_than_places():
     ]
 
 
+def test_negative_places_count_from_the_end():
+    found = places(
+        lens_of("llama"), site="pattern", layers=-1, positions=[-1, [-3, 2]], keys=[[-2, 0]]
+    )
+    assert [(one.part.layers, one.part.positions, one.part.keys) for one in found] == [
+        ((2,), (LENGTH - 1,), (0, LENGTH - 2)),
+        ((2,), (2, LENGTH - 3), (0, LENGTH - 2)),
+    ]
+    with pytest.raises(InputError, match="-13 does not exist; need 0 to 11"):
+        places(lens_of("llama"), positions=-13)
+    with pytest.raises(InputError, match="names a value twice"):
+        places(lens_of("llama"), positions=[11, -1])
+
+
 def test_left_out_axes_are_each_layer_and_all_of_the_rest():
     found = places(lens_of("llama"))
     assert [place.part.layers for place in found] == [(0,), (1,), (2,)]

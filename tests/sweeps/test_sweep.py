@@ -254,13 +254,15 @@ def test_a_configuration_is_the_same_sweep(tmp_path):
     saved = tmp_path / "model"
     llama().plain.save_pretrained(saved)
     llama().tokenizer.save_pretrained(saved)
+    last = EditGrid(site="mlp_out", layers=1, positions=[-1, [-2, 0]])
+    grid = Grid.of(NEURONS, HEADS, last, controls=2)
     config = SweepConfig(
         model=str(saved),
         device="cpu",
         tokens="random",
         sequences=3,
         length=10,
-        grid=GRID,
+        grid=grid,
         metrics=METRICS,
         seed=3,
     )
@@ -270,7 +272,7 @@ def test_a_configuration_is_the_same_sweep(tmp_path):
     tokens = sink_lens.TokenBatch.random(
         lens.tokenizer, generator=generator, sequences=3, length=10, vocab_size=300
     )
-    by_hand = swept(tmp_path / "b", lens=lens, tokens=tokens, seed=3)
+    by_hand = swept(tmp_path / "b", lens=lens, what=grid, tokens=tokens, seed=3)
     assert_same(by_config, by_hand)
 
 
