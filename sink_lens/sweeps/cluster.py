@@ -4,10 +4,11 @@ import logging
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -18,12 +19,14 @@ from ..engine.measured import Measured, resolve_metrics
 from ..engine.plan import Plan
 from ..errors import InputError, ModelError, first_line_of_error
 from ..models.lens import LensModel
-from ..models.load import load, weights_hash
+from ..models.load import config_hash, load, weights_hash
 from .cells import OwnCell, cells_of
 from .grid import Grid
 
 _RETRIES = 3
 """Times that Ray restarts a dead worker and repeats its block."""
+_ROOM = 1e-4
+"""Difference of a metric, relative to its magnitude if that is above 1, that another machine's rounding may make."""
 
 Blocks = Generator[tuple[Block, pd.DataFrame], None, None]
 
@@ -33,9 +36,10 @@ class Job:
     """The data that a worker needs to compute any block (some cells on some sequences) of a sweep."""
 
     model: str
-    weights: str
-    """Their hash."""
-    dtype: str
+    provenance: Mapping[str, Any]
+    """That of the sweep's own model: its hashes and dtype."""
+    baseline: Sequence[float] = ()
+    """The metrics of its baseline run."""
     tokens: TokenBatch
     what: Grid | tuple[OwnCell, ...]
     metrics: tuple[Measured, ...]
@@ -54,6 +58,13 @@ class Job:
             cells,
             resolve_metrics(self.metrics, lens, tokens=self.tokens),
             plan=replace(self.plan, lanes=min(self.plan.lanes, torch.get_num_threads())),
+        )
+
+    def other_model_error(self, what: str) -> ModelError:
+        return ModelError(
+            f"{self.model!r} has other {what} on a worker than in the sweep; need the same. Save the model "
+            "(model.plain.save_pretrained, and its tokenizer) where every worker can read it, and load that folder; or "
+            "leave engine 'ray' out"
         )
 
 
@@ -166,13 +177,18 @@ class Worker:
         self._engine: Engine | None = None
         self._error: Exception | None = None
         try:
-            lens = load(job.model, device=device, dtype=job.dtype)
-            if weights_hash(lens) != job.weights:
-                raise ModelError(
-                    f"{job.model!r} has other weights on a worker than in the sweep; need the same. Save the model "
-                    "(model.plain.save_pretrained) where every worker can read it, and load that folder"
-                )
-            self._engine = job.make_engine(lens)
+            lens = load(job.model, device=device, dtype=job.provenance["dtype"])
+            if weights_hash(lens) != job.provenance["weights_sha256"]:
+                raise job.other_model_error("weights")
+            if config_hash(lens) != job.provenance["config_sha256"]:
+                raise job.other_model_error("configuration")
+            engine = job.make_engine(lens)
+            # a tokenizer, an attention function or a module of the user's own is in no hash
+            room = max(_ROOM, 100 * torch.finfo(lens.dtype).eps)
+            values = engine.baseline_metrics()["value"]
+            if not np.allclose(values, job.baseline, rtol=room, atol=room, equal_nan=True):
+                raise job.other_model_error("metrics of the baseline run")
+            self._engine = engine
         except Exception as error:  # noqa: BLE001  # raised with its first block: else all that is known is a dead worker
             self._error = error
 

@@ -184,8 +184,7 @@ class _Request:
             writer.write_text("plan.json", plan.as_json())
         job = Job(
             model=self.lens.name,
-            weights=str(self.provenance["weights_sha256"]),
-            dtype=str(self.provenance["dtype"]),
+            provenance=self.provenance,
             tokens=self.batch,
             what=self.what if isinstance(self.what, Grid) else tuple(self.what),
             metrics=tuple(self.metrics),
@@ -203,7 +202,7 @@ class _Request:
             )
         else:
             writer.write_table("baseline", baseline)
-        return job, own
+        return replace(job, baseline=baseline["value"].tolist()), own
 
     def finish(self, writer: RunWriter, own: Engine) -> SweepResult:
         blocks = [_read_block(writer.folder, block) for block in own.blocks]

@@ -1,13 +1,18 @@
 """The same table from a Ray cluster as from this process, also where workers die, and what it refuses."""
 
 import contextlib
+import json
 import os
+import shutil
 import signal
 import socket
 import sys
 import threading
+from dataclasses import replace
+from importlib import import_module
 from types import SimpleNamespace
 
+import own_attention
 import pandas as pd
 import psutil
 import pytest
@@ -21,11 +26,14 @@ from sink_lens.edits.evaluation import on_outcome
 from sink_lens.engine import engine
 from sink_lens.engine import plan as planning
 from sink_lens.errors import InputError, ModelError
+from sink_lens.models.load import wrap
 from sink_lens.records.writing import RunWriter
 from sink_lens.report import style
 from sink_lens.sweeps import EditGrid, Grid, MetricSpec, cell_of, cluster
 from sink_lens.sweeps.sweep import sweep
 from tests.tiny_families import tiny
+
+runner = import_module("sink_lens.sweeps.sweep")
 
 GRID = Grid.of(EditGrid(site="z", layers=1), controls=0)
 
@@ -61,22 +69,48 @@ def swept(lens, out, *, what=GRID, **options):
     return sweep(lens, what, tokens=sequences(), out=out, progress=False, **options)
 
 
-def test_other_weights_in_a_worker_are_refused_by_name(saved):
-    of = {
-        "weights": "another",
-        "dtype": "float32",
-        "tokens": sequences(),
-        "what": GRID,
-        "metrics": (),
-        "controls": 0,
-        "seed": 0,
-    }
-    worker = cluster.Worker(cluster.Job(model=str(saved), plan=None, **of), "cpu")
-    with pytest.raises(
-        ModelError,
-        match=rf"'{saved}' has other weights on a worker than in the sweep.*save_pretrained",
+@pytest.fixture
+def jobs(monkeypatch):
+    """What is sent to Ray, in a list; without Ray, a worker in this process computes the blocks."""
+    sent = []
+
+    def run_here(job, blocks, **how):
+        worker = cluster.Worker(job, "cpu")
+        for block in blocks:
+            yield block, worker.run(block)
+        sent.append((job, blocks))
+
+    monkeypatch.setattr(runner, "run_on_ray", run_here)
+    monkeypatch.setattr(runner, "check_engine", lambda engine, **how: None)
+    return sent
+
+
+def test_a_worker_has_the_sweep_s_model_or_is_refused_by_what_differs(
+    saved, lens, tmp_path, jobs, monkeypatch
+):
+    pd.testing.assert_frame_equal(
+        swept(lens, tmp_path / "ray", engine="ray").frame, swept(lens, tmp_path / "here").frame
+    )
+    ((job, blocks),) = jobs
+    other = {"weights_sha256": "another"}
+    changed = shutil.copytree(saved, tmp_path / "changed")
+    config = json.loads((changed / "config.json").read_text())
+    (changed / "config.json").write_text(json.dumps(config | {"rms_norm_eps": 0.1}))
+    for one, what in (
+        (replace(job, provenance=job.provenance | other), "weights"),
+        (replace(job, model=str(changed)), "configuration"),
+        (replace(job, baseline=[one + 1e-3 for one in job.baseline]), "metrics of the baseline"),
     ):
-        worker.run(None)
+        with pytest.raises(ModelError, match=f"has other {what}.* on a worker.*save_pretrained"):
+            cluster.Worker(one, "cpu").run(blocks[0])
+
+
+def test_an_attention_function_that_a_worker_lacks_is_refused(saved, tmp_path, jobs):
+    model = tiny("llama")
+    with own_attention.use(model, "softmax1"):
+        lens = replace(wrap(model), name=str(saved))
+        with pytest.raises(ModelError, match="other metrics of the baseline run on a worker"):
+            swept(lens, tmp_path / "run", engine="ray")
 
 
 def test_what_the_engine_would_not_heed_is_refused_and_without_ray_it_says_how_to_install_it(
