@@ -1,11 +1,14 @@
 """The command of this room, and what it prints."""
 
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from ..configuration import refuse_unread_fields
+from ..errors import InputError
 from ..records import default_run_folder
 from ..report.html import page_title
 from ..text import as_text, edge_label
@@ -19,6 +22,12 @@ def find_or_compare(
     config: CircuitConfig, *, out: Path | None, overwrite: bool, progress: bool, shard: str | None
 ) -> CircuitRun | CircuitComparison:
     if config.against is not None:
+        if out is not None or shard is not None:
+            raise InputError(
+                "out=... or shard=... was given beside against=..., which compares and writes nothing; leave it out"
+            )
+        others = [one.name for one in fields(config) if one.name not in ("model", "against")]
+        refuse_unread_fields(config, *others, reader="a run, and against compares two circuits")
         return compare(config.model, config.against)
     return run_circuit(
         config.model,

@@ -170,6 +170,8 @@ class CircuitConfig:
                 "a circuit was given, and edges or choice would choose another; need one of them"
             )
         self._check_choice()
+        if not (self.check or self.core):
+            refuse_unread_fields(self, "check_pairs", reader="check and core")
         if self.task != "text":
             refuse_unread_fields(self, "length", reader="task text")
         if self.metric_name != "sink_mass":

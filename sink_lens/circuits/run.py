@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from ..configuration import make_config
+from ..configuration import make_config, refuse_unread_fields
 from ..data.tokens import TokenBatch
 from ..edits.metrics import Metric
 from ..edits.named_metrics import import_metric, metric_spec
@@ -270,6 +270,7 @@ def _make_request(
     named = {"model": str(model)} if isinstance(model, str | Path) else {}
     asked = make_config(CircuitConfig, config, {**fields, **named}, where="circuit")
     asked.check_together()
+    refuse_unread_fields(asked, "against", reader="circuits.compare and the command")
     if asked.pairs_file is not None:  # what is no pair is refused before the weights are read
         read_pairs(asked.pairs_file, spans=asked.column_by_span, answers_as=asked.answers_as)
     lens = load_model(cast("Any", asked)) if named else as_lens(model)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from itertools import product
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ..configuration import refuse_unread_fields
 from ..edits.named_edits import KINDS, OPTIONS, EditSpec
 from ..edits.part import SPARE_DRAWS, Indices, Part, Where, draw_index_sets
 from ..errors import InputError
@@ -193,7 +194,9 @@ def _checked_indices(
 
 
 def check_put_edit(config: PatchConfig) -> None:
-    if config.put != "source":
+    if callable(config.put):
+        refuse_unread_fields(config, "factor", reader="put by a name, such as scale")
+    elif config.put != "source":
         make_put_spec(config, Part(site="resid_pre" if config.site == EVERY else config.site))
     elif config.factor is not None:
         raise InputError("source takes no factor; leave it out")

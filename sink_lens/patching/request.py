@@ -88,8 +88,7 @@ def make_patch_request(
             "approximate was given to patch, which makes real patches; call attribution_patch"
         )
     config.check_together()
-    if not callable(config.put):
-        check_put_edit(config)
+    check_put_edit(config)
     if config.edits and config.screen:
         raise InputError(
             "screen approximates patches of the unedited model; leave out screen, or edits"

@@ -12,6 +12,7 @@ from ..configuration import (
     make_config,
     read_settings,
     refuse_unknown_names,
+    refuse_unread_fields,
 )
 from ..data.described import TOKENS_TABLE, BosCondition, TokenKind, check_input_config
 from ..edits.named_edits import KINDS
@@ -113,6 +114,8 @@ class SweepConfig:
             object.__setattr__(self, "prompts", _read_prompts(self.prompts_file))
             object.__setattr__(self, "prompts_file", None)
         check_input_config(self)
+        if self.prompts:
+            refuse_unread_fields(self, "sequences", "length", reader="tokens that are no prompts")
         check_at_least(self, 1, "workers")
         if not isinstance(self.grid, Grid):
             raise InputError(f"grid is {self.grid!r:.200}; need a Grid")

@@ -22,6 +22,7 @@ from .tiny_runs import runs_of
             "threshold is 0.1, which nothing reads here: it is for choice threshold",
         ),
         ({"length": 32}, "it is for task text"),
+        ({"check": 0, "check_pairs": 4}, "check_pairs is 4, which nothing reads here"),
         ({"metric": "loss", "task": "text", "metric_layers": (1,)}, "it is for metric sink_mass"),
         ({"method": "gim", "steps": 7}, "it is for the methods eap-ig"),
         ({"method": "eap-ig-left", "most_steps": 20}, "most_steps is 20, which nothing reads"),
@@ -35,6 +36,7 @@ from .tiny_runs import runs_of
 def test_a_field_that_nothing_reads_is_refused(fields, text):
     with pytest.raises(InputError, match=re.escape(text)):
         CircuitConfig(**fields).check_together()
+    CircuitConfig(check=0, check_pairs=4, core=True).check_together()  # the core is patched too
 
 
 @pytest.mark.parametrize("method", ["eap-corrupted", "eap-ig-left"])

@@ -156,6 +156,12 @@ def test_two_circuits_are_compared_from_python_and_the_command_line(tmp_path):
     answer = json.loads(said.stdout)
     assert answer["jaccard"] == pytest.approx(found.jaccard)
     assert f"{both:,} are in both" in answer["sentences"][0]
+    for more in (["--edges", "5"], ["--out", str(tmp_path / "run")]):  # a comparison reads no more
+        said = CliRunner().invoke(app, ["circuit", files[0], "--against", files[1], *more])
+        assert said.exit_code == 2, said.output
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(InputError, match=r"against is .*, which nothing reads here"):
+        circuits.run(lens_of("llama"), against=files[1])
 
 
 def test_scores_over_all_positions_are_not_put_beside_those_of_spans():

@@ -141,6 +141,8 @@ def test_an_edit_by_name_is_every_kind_of_a_sweep_with_the_options_that_it_takes
         patched(put="zero", factor=2.0)
     with pytest.raises(InputError, match="source takes no factor"):
         patched(factor=2.0)
+    with pytest.raises(InputError, match=r"factor is 2\.0, which nothing reads here"):
+        patched(site="z", put=edits.zero, factor=2.0)
     with pytest.raises(InputError, match="need a site with positions"):
         patched(site="pattern", by=("layer", "head"), put="mean_all")
     with pytest.raises(

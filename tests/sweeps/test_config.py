@@ -107,6 +107,10 @@ def test_sources_of_tokens_and_changes_replace_what_the_file_says(tmp_path):
             {"tokens": {"prompts": []}, "edits": EDITS},
             r"prompts of the sweep is \[\]; need a list of texts, one",
         ),
+        (
+            {"tokens": {"prompts": ["one"], "length": 9}, "edits": EDITS},
+            "length is 9, which nothing reads here",
+        ),
         ({"controls": "5", "edits": EDITS}, "controls is '5'; need a whole number"),
         ({"metrics": [], "edits": EDITS}, "there is no metric; need at least one"),
         (
