@@ -55,6 +55,7 @@ def test_each_link_is_changed_once_in_the_order_of_the_chain(changed):
     assert (primary["n_controls"] == 5).all()
     assert primary["edit"].is_unique
     assert (effects["n"] == 3).all()
+    assert (effects["length"] == 20).all()
 
 
 def test_the_planted_links_hold_under_their_interventions(changed):
