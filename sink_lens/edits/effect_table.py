@@ -11,7 +11,11 @@ import pandas as pd
 from ..stats import SURE, Interval, corrected_p, paired_differences
 
 _ROUNDING = 1e-6
-"""A difference of less than this share of the baseline is the rounding of float32."""
+"""A difference of less than this share of the baseline is the rounding of float32.
+
+It is smaller than ``stats.ROUNDING``, and not of 1 at least: here the same passes compute both runs, and an edit of one
+neuron may change a small metric by far less than 1e-5.
+"""
 
 
 def effect_table(
