@@ -145,6 +145,6 @@ def _excludes_zero(rows: pd.DataFrame, low: str, high: str) -> np.ndarray:
 
 
 def lacks_controls(rows: pd.DataFrame) -> np.ndarray:
-    if "over_low" not in rows.columns:
-        return np.ones(len(rows), dtype=bool)
-    return ~np.isfinite(rows["over_low"].to_numpy(float))
+    """Return True for each row without controls; one sequence alone has no interval above those that it has."""
+    controls = rows.reindex(columns=["over_low", "n_controls"]).to_numpy(float)
+    return ~np.isfinite(controls[:, 0]) & ~(controls[:, 1] > 0)

@@ -184,6 +184,8 @@ def _title(run: Run) -> str:
     table = sort_by_magnitude(comparable_rows(table), "effect")
     if not len(table):
         return f"{title}: no position is the same place in all pairs of prompts"
+    if bool(table["effect"].isna().all()):
+        return f"{title}: no patch has a defined effect on {metric}"
     shown = shown_rows(table)
     if not len(shown):
         of = "all that were screened" if "approximation" in table.columns else len(table)
@@ -239,7 +241,7 @@ def _headline(run: Run) -> list[str]:
     table = sort_by_magnitude(_effects(run), "effect")
     prompts = "; ".join(_prompt_sentences(run))
     sentences = [f"{capitalise(prompts)}."] if prompts else []
-    if len(comparable := comparable_rows(table)):
+    if bool((comparable := comparable_rows(table))["effect"].notna().any()):
         sentences.append(f"Largest effect at {_strongest_text(comparable)}.")
     if unlike := unlike_text(_unlike_places(run)):
         sentences.append(f"{unlike}.")

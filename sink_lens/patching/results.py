@@ -131,6 +131,8 @@ class MeasuredPatches:
         frame = sort_by_magnitude(comparable_rows(self.frame), "effect")
         if not len(frame):
             return said
+        if bool(frame["effect"].isna().all()):
+            return f"{said}\nNo patch has a defined effect."
         carried = carrying_positions_text(frame, site=self.site, put=self.put, labels=self.labels)
         shown = shown_rows(frame)
         where = self._place_text((shown if len(shown) else frame).to_dict("records")[0])

@@ -44,8 +44,10 @@ def _changes_text(frame: pd.DataFrame, metric: str, *, least: float) -> str:
     """Say how many edits are shown to change a metric, and the largest change, shown or not."""
     rows, found = _rows_of_metric(frame, metric), changed_rows(frame, metric, least=least)
     best, name = rows.iloc[0].to_dict(), safe_line(metric)
-    largest = _change_text(best) if np.isfinite(float(best["effect"])) else ""
-    if largest and len(rows) == 1:
+    if np.isnan(float(best["effect"])):  # nan comes last
+        return f"None of {plural(len(rows), 'edit')} has a defined effect on {name}"
+    largest = _change_text(best)
+    if len(rows) == 1:
         how = "changes" if len(found) else "is not shown to change"
         return f"{capitalise(cell_name(best))} {how} {name}: {effect_text(best)}"
     if len(found):
@@ -63,13 +65,13 @@ def _changes_text(frame: pd.DataFrame, metric: str, *, least: float) -> str:
     else:
         by_chance = f" beyond what chance makes the largest of {len(rows)}" * beyond
         said = f"None of {plural(len(rows), 'edit')} is shown to change {name}{by_chance}"
-    return f"{said}. The largest change is {largest}" if largest else said
+    return f"{said}. The largest change is {largest}"
 
 
 def _doubt(rows: pd.DataFrame, *, least: float) -> str:
     best = rows.iloc[0]
     if not np.isfinite(best["ci_low"]):
-        return "one sequence has no interval"
+        return f"{'it' if best['n'] > 1 else 'one sequence'} has no interval"
     if not (best["ci_low"] > 0 or best["ci_high"] < 0):
         return "its interval includes 0"
     if not rows_beyond_chance(rows)[0] or abs(best.get("over_control", np.nan)) < best.get(
@@ -219,8 +221,9 @@ def changed_rows(frame: pd.DataFrame, metric: str, *, least: float) -> pd.DataFr
 
 
 def effect_text(row: Mapping[Any, Any]) -> str:
-    marked = MARK if 0 < row.get("n", FEW) < FEW else ""
-    return f"{as_text(float(row['effect']))} {interval_text(row['ci_low'], row['ci_high'])}{marked}"
+    said, marked = as_text(float(row["effect"])), MARK if 0 < row.get("n", FEW) < FEW else ""
+    interval = interval_text(row["ci_low"], row["ci_high"])
+    return f"{said} {interval}{marked}" if interval else said
 
 
 def cell_name(row: Mapping[Any, Any]) -> str:

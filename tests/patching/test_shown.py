@@ -55,6 +55,8 @@ def test_a_headline_names_the_largest_effect_that_is_shown_and_copies_are_told(c
         assert f"largest effect is {first:.4g}" in of(ends, p)
     assert "No patch is shown" in of(1.0, 1.0)
     assert "No patch is shown" in of(0.0, 0.0)
+    undefined = replace(result, rows=result.rows.assign(effect=np.nan, ci_low=np.nan)).headline
+    assert undefined.endswith("\nNo patch has a defined effect.")
 
 
 @pytest.mark.parametrize(

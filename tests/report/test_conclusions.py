@@ -247,6 +247,32 @@ def test_a_largest_change_of_one_sequence_has_no_interval(tmp_path):
     assert "includes 0" not in title
 
 
+def test_effects_that_are_all_undefined_are_said_to_be(tmp_path):
+    none = dict.fromkeys(("effect", "ci_low", "ci_high", "corrected_p"), [math.nan] * 3)
+    shown = page_content(a_run(tmp_path / "sweep", "sweep", cells=swept(**none)))
+    assert shown.title == "None of 3 edits has a defined effect on loss"
+    patches = {"layer": [0, 1], "effect": math.nan, "changed": True}
+    run = a_run(tmp_path / "patch", "patch", config={"metric": "loss"}, patches=patches)
+    shown = page_content(run)
+    assert shown.title.endswith(": no patch has a defined effect on loss")
+    assert not any("argest effect" in one for one in shown.headline)
+
+
+def test_an_infinite_change_is_named(tmp_path):
+    ends = {"effect": [-0.02, math.inf, 0.1], "ci_low": [-0.03, math.nan, -0.1], "n": 4}
+    cells = swept(**ends, ci_high=[-0.01, math.nan, 0.3], corrected_p=[0.005, math.nan, 1.0])
+    title = page_content(a_run(tmp_path / "run", "sweep", cells=cells)).title
+    assert "of all, ∞, by zero head output (z), layer 2, is not shown: it has no interval" in title
+
+
+def test_one_sequence_has_controls_although_they_have_no_interval(tmp_path):
+    ends = {"effect": [0.1, 0.5, 0.3], "ci_low": math.nan, "ci_high": math.nan, "n": 1}
+    cells = swept(**ends, n_controls=5, control_effect=0.01, corrected_p=math.nan)
+    shown = page_content(a_run(tmp_path / "run", "sweep", cells=cells))
+    assert "Random edits of the same size change it by 0.01 on average." in shown.headline
+    assert not any("without random edits" in one or "No edit has" in one for one in shown.headline)
+
+
 def test_a_title_says_that_the_largest_change_has_no_random_edits(tmp_path):
     ends = {
         "effect": [-0.02, 1.3, 0.1],
