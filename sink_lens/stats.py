@@ -19,7 +19,8 @@ from .errors import InputError
 
 _DRAWS_AT_ONCE = 4_000_000
 """Largest number of drawn values (resamples x units) in memory at once."""
-_FEWEST_DRAWN = 8
+FEWEST_DRAWN = 8
+"""With fewer units an interval is Student's."""
 _LEAST_ERROR = 0.25
 """The least standard error of a draw over the sample's own: a draw without the only odd units has nearly none."""
 _NOTHING = 1e-12
@@ -153,7 +154,7 @@ def studentised_interval(
     if error <= _NOTHING * abs(estimate):
         return Interval(estimate=estimate, low=estimate, high=estimate, n=n)
     tails = _TAILS[::-1]
-    if n < _FEWEST_DRAWN:
+    if n < FEWEST_DRAWN:
         from scipy.stats import t
 
         quantiles = t.ppf(tails, n - 1)
@@ -205,10 +206,10 @@ def mean_interval(
     units = np.asarray(values, dtype=np.float64)
     draws: dict[str, Any] = {"generator": generator, "n_resamples": n_resamples}
     if over is None:
-        few = np.isfinite(units).sum() < _FEWEST_DRAWN
+        few = np.isfinite(units).sum() < FEWEST_DRAWN
         return t_intervals(units[None])[0] if few else interval(units, **draws)
     pairs = np.stack([units, np.asarray(over, dtype=np.float64)], axis=1)
-    if np.isfinite(pairs).all(axis=1).sum() < _FEWEST_DRAWN:
+    if np.isfinite(pairs).all(axis=1).sum() < FEWEST_DRAWN:
         return studentised_interval(values, over=over, **draws)
     return interval(pairs, statistic=ratio_of_means, **draws)
 
@@ -238,11 +239,11 @@ def paired_differences(
         difference = first - second
     n = difference.shape[1]
     weights = np.empty((0, n))
-    if n >= _FEWEST_DRAWN:
+    if n >= FEWEST_DRAWN:
         weights = generator.multinomial(n, np.full(n, 1 / n), size=n_resamples) / n
     found: list[Interval] = []
     for row in difference:
-        if n < _FEWEST_DRAWN or not np.isfinite(row).all() or np.all(row == row[0]):
+        if n < FEWEST_DRAWN or not np.isfinite(row).all() or np.all(row == row[0]):
             found.append(mean_interval(row, generator=generator, n_resamples=n_resamples))
             continue
         low, high = np.quantile(weights @ row, _TAILS)

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 from jaxtyping import Bool, Float
 
-from ..stats import Interval, interval
+from ..stats import FEWEST_DRAWN, Interval, mean_interval, studentised_interval
 from .ablated import compute_circuit_metrics
 from .choice import (
     choose_edges,
@@ -68,7 +68,7 @@ class FaithfulnessJudge:
     def gap(self) -> Interval:
         """Mean over pairs of the whole model's metric minus the metric with all edges ablated."""
         difference = self.values_of_model - self.values_without_edges
-        return interval(difference, generator=np.random.default_rng([self.seed, 3]))
+        return mean_interval(difference, generator=np.random.default_rng([self.seed, 3]))
 
     def edges_on_paths(self, circuit: EdgeMask) -> EdgeMask:
         graph = self.runs.graph
@@ -91,14 +91,21 @@ class FaithfulnessJudge:
     def faithfulness_table(self, values: Float[np.ndarray, "circuit pair"]) -> pd.DataFrame:
         """Return a table with the faithfulness of each circuit, from ``values``, its metric on each pair.
 
-        Columns: ``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95% bootstrap; nan for one pair). The
-        last three are nan unless the interval of ``gap`` excludes 0.
+        Columns: ``value`` (mean metric), ``faithfulness``, ``low`` and ``high`` (95% bootstrap, Student's below 8 pairs
+        and nan for one). The last three are nan unless the interval of ``gap`` excludes 0.
         """
         frame, nothing = pd.DataFrame({"value": values.mean(1)}), self.values_without_edges
         if not self.gap.excludes_zero:
             return frame.assign(faithfulness=np.nan, low=np.nan, high=np.nan)
         n, gap = len(nothing), self.values_of_model - nothing
-        drawn = np.random.default_rng([self.seed, 9]).multinomial(n, np.full(n, 1 / n), 1000) / n
+        generator = np.random.default_rng([self.seed, 9])
+        if n < FEWEST_DRAWN:
+            found = [
+                studentised_interval(own, over=gap, generator=generator) for own in values - nothing
+            ]
+            bounds = pd.DataFrame(found, columns=["estimate", "low", "high"])
+            return frame.join(bounds.rename(columns={"estimate": "faithfulness"}))
+        drawn = generator.multinomial(n, np.full(n, 1 / n), 1000) / n
         with np.errstate(divide="ignore", invalid="ignore"):
             ratios = ((values - nothing) @ drawn.T) / (drawn @ gap)
         low, high = np.nanquantile(ratios, [0.025, 0.975], axis=1)

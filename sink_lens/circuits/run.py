@@ -25,7 +25,7 @@ from ..records import Result, RunWriter, create_run, place_of_run, read_run
 from ..records.recomputed import MOST, keep_or_compare, sample_parts
 from ..records.shards import check_shard, compute_run, process_name
 from ..signatures import takes
-from ..stats import interval
+from ..stats import mean_interval
 from .attention import explain_attention
 from .choice import swap_tenth
 from .circuit import Circuit, choose_by_scores, choose_size, take_edges
@@ -234,12 +234,12 @@ class _Request:
         )
         if ablation != self.config.used_ablation:
             return found
-        gap = interval(found.gap.numpy(), generator=np.random.default_rng([config.seed, 6]))
+        gap = mean_interval(found.gap.numpy(), generator=np.random.default_rng([config.seed, 6]))
         if found.corrupts_all and not gap.excludes_zero:
             raise InputError(
                 f"{found.metric.name} differs by {gap.estimate:.3g} [{gap.low:.3g}, {gap.high:.3g}] between clean and "
-                "corrupted prompts, which covers 0: there is nothing that a circuit could explain. Need pairs whose "
-                "corrupted prompt changes the metric"
+                f"corrupted prompts of {gap.n} pairs, which covers 0: there is nothing to divide faithfulness by. "
+                "Need pairs whose corrupted prompt changes the metric, or more pairs"
             )
         if writer is not None:
             values = {

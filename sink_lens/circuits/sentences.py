@@ -211,8 +211,8 @@ def _faithfulness_sentence(row: Mapping[str, Any]) -> str:
     gap = f"{as_text(row['gap'])} [{as_text(row['gap_low'])}, {as_text(row['gap_high'])}]"
     if not is_gap_clear(row):
         return (
-            f"Faithfulness is undefined: the metric differs by {gap} between all edges and none, which cannot be told "
-            "from 0."
+            f"Faithfulness is undefined: on {row['judged_on']} pairs, the metric differs by {gap} between all edges "
+            "and none, which cannot be told from 0."
         )
     given = row["rule"] == "given"
     judges = (

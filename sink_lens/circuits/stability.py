@@ -16,6 +16,7 @@ import numpy as np
 from jaxtyping import Float
 from scipy.stats import hypergeom
 
+from ..stats import FEWEST_DRAWN, t_intervals
 from .choice import largest_edges
 from .graph import EdgeMask, EdgeValues
 
@@ -56,9 +57,12 @@ def inclusion_probabilities(
 def bootstrap_bounds(
     values: Float[np.ndarray, "pair edge"], weights: Float[np.ndarray, "sample pair"]
 ) -> tuple[EdgeValues, EdgeValues]:
-    """Return the lower and upper 95% bounds of each edge's mean score, nan for one pair."""
+    """Return the lower and upper 95% bounds of each edge's mean score; Student's below 8 pairs, nan for one."""
+    if len(values) < FEWEST_DRAWN:
+        found = t_intervals(values.T)
+        return np.array([one.low for one in found]), np.array([one.high for one in found])
     low, high = np.quantile(weights @ values, [0.025, 0.975], axis=0)
-    return (low, high) if len(values) > 1 else (low * np.nan, high * np.nan)
+    return low, high
 
 
 def upper_bound_of_count(found: int, *, sampled: int, total: int) -> int:

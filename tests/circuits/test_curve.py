@@ -1,12 +1,19 @@
 """The curve of a circuit: its areas, and circuits judged on other pairs."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 
-from sink_lens.circuits.curve import judged_rows, smallest_faithful_share, trapezoid_area
+from sink_lens.circuits.curve import (
+    FaithfulnessJudge,
+    judged_rows,
+    smallest_faithful_share,
+    trapezoid_area,
+)
 from sink_lens.edits import metrics
 from sink_lens.errors import InputError
 
@@ -31,6 +38,29 @@ def test_a_circuit_is_judged_on_other_pairs_and_all_edges_are_the_model():
         assert small["faithfulness"].to_numpy() == pytest.approx(f.to_numpy())
     else:
         assert small["faithfulness"].isna().all()
+
+
+def test_few_pairs_have_student_s_intervals():
+    # gaps 2, 4 and 6: mean 4, standard error 2 / sqrt(3); t of 2 degrees of freedom is 4.3027
+    clean, kept = torch.tensor([2.0, 4.0, 6.0]), np.array([[1.0, 1.0, 4.0], [2.0, 4.0, 6.0]])
+    judge = FaithfulnessJudge(runs=SimpleNamespace(clean_values=clean), seed=0)
+    judge.__dict__["values_without_edges"] = np.zeros(3)
+    wide = 4.3027 * 2 / 3**0.5
+    assert (judge.gap.low, judge.gap.high) == pytest.approx((4 - wide, 4 + wide), rel=1e-4)
+    assert judge.faithfulness_table(kept)["faithfulness"].isna().all()  # 4 - 4.97 is below 0
+
+    judge = FaithfulnessJudge(runs=SimpleNamespace(clean_values=clean + 4), seed=0)
+    judge.__dict__["values_without_edges"] = np.zeros(3)
+    found = judge.faithfulness_table(np.array([[3.0, 4.0, 5.0], [6.0, 8.0, 10.0]]))
+    assert found["faithfulness"].tolist() == pytest.approx([0.5, 1.0])
+    # residuals of a half of 6, 8, 10: all 0
+    assert found["low"].tolist() == found["high"].tolist() == pytest.approx([0.5, 1.0])
+    found = judge.faithfulness_table(np.array([[2.0, 4.0, 6.0]]))
+    # residuals -1, 0, 1: standard error 1 / sqrt(3), over the gap of 8
+    wide = 4.3027 / 3**0.5 / 8
+    assert found[["low", "high"]].to_numpy() == pytest.approx(
+        np.array([[0.5 - wide, 0.5 + wide]]), rel=1e-4
+    )
 
 
 def test_sizes_by_the_scores_of_a_given_circuit_are_judged_on_pairs_that_chose_none():

@@ -44,7 +44,7 @@ FIELDS = {
     "sizes": (1.0,),
     "method": "eap",
     "report": False,
-    "pairs": 6,
+    "pairs": 8,
 }
 
 
@@ -52,7 +52,7 @@ FIELDS = {
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_metrics.py").write_text(CODE)
-    reference_pairs(tmp_path / "pairs.jsonl", n=6)
+    reference_pairs(tmp_path / "pairs.jsonl", n=8)
     monkeypatch.setattr("sys.path", sys.path[:])
     yield tmp_path
     sys.modules.pop("own_metrics", None)
@@ -89,7 +89,7 @@ def test_the_command_imports_a_metric_and_a_file_of_settings_does_not(folder):
         "--pairs-file",
         "pairs.jsonl",
         "--pairs",
-        "6",
+        "8",
         "--method",
         "eap",
     ]
@@ -116,11 +116,11 @@ def test_the_command_imports_a_metric_and_a_file_of_settings_does_not(folder):
 def test_the_divergence_from_the_clean_run_is_that_of_its_predictions(folder):
     by_name, task = (
         run("kl", metric="kl"),
-        task_of(speaking("llama"), task="file", pairs_file="pairs.jsonl", pairs=6),
+        task_of(speaking("llama"), task="file", pairs_file="pairs.jsonl", pairs=8),
     )
     with torch.no_grad():
         logits = speaking("llama").plain(task.clean.tokens).logits
-    clean, corrupted = pair(n=6, length=9)
+    clean, corrupted = pair(n=8, length=9)
     assert torch.equal(task.clean.tokens, clean)
     found = circuits.find(
         lens_of("llama"), clean, corrupted, metric=metrics.kl_to(logits), method="eap", edges=20

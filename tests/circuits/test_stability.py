@@ -48,6 +48,14 @@ def test_a_sample_bounds_the_edges_that_are_missed():
     )
 
 
+def test_the_bounds_of_few_pairs_are_student_s():
+    values = np.array([[1.0], [2.0], [3.0]], dtype=np.float32)
+    weights = stability.bootstrap_weights([""] * 3, draws=1000, generator=np.random.default_rng(0))
+    low, high = stability.bootstrap_bounds(values, weights)
+    wide = 4.3027 / 3**0.5  # a bootstrap has 1 and 3 at most
+    assert (low[0], high[0]) == pytest.approx((2 - wide, 2 + wide), rel=1e-4)
+
+
 def test_a_template_keeps_its_share_of_every_draw_and_of_both_halves():
     weights = stability.bootstrap_weights(
         ["a"] * 10 + ["b"] * 30, draws=200, generator=np.random.default_rng(1)
