@@ -72,8 +72,8 @@ def sink_mask(
     least=LEAST["attention"])``) and pass it with every chunk.
 
     By attention, a token is judged by the later tokens of its sequence, so its last token is never marked, and
-    sequences of fewer than 16 tokens show little: a warning counts those without a mark. The cost is one forward pass
-    without the unembedding.
+    sequences of fewer than about 16 tokens show little. Shorter texts have lower scores: a warning counts those without
+    a mark that cannot be judged beside the others. The cost is one forward pass without the unembedding.
 
     Args:
         model: what ``load`` takes, or a ``LensModel``.
@@ -325,7 +325,7 @@ Answer = Literal["marked", "none", "undecided"]
 """The tokens may not decide whether there is a sink."""
 _FEWEST_TOKENS = 16
 """Fewer tokens show little of what attention the first ones draw."""
-_UNJUDGED = f"of fewer than {_FEWEST_TOKENS} tokens cannot be judged"
+_UNJUDGED = "without a mark cannot be judged"
 
 
 def gap_answer(
@@ -337,10 +337,12 @@ def gap_answer(
 ) -> tuple[Answer, str]:
     """Say whether tokens are marked by the gap ``found`` in the scores of rule ``by``, and in a sentence why."""
     known, least = scores[~scores.isnan()], LEAST[by] if least is None else least
-    unmarked = True if found is None else ~(scores >= found.threshold).any(-1)
-    is_short = (by == "attention") & ((~scores.isnan()).sum(-1) < _FEWEST_TOKENS)
-    n_unjudged = int((is_short & unmarked).sum())
-    unjudged = f"; {plural(n_unjudged, 'text')} {_UNJUDGED}" if n_unjudged else ""
+    is_short, unjudged = (~scores.isnan()).sum(-1) < _FEWEST_TOKENS, ""
+    highest, limit = scores.nan_to_num(0.0).amax(-1), math.inf if found is None else found.threshold
+    n_unjudged = int(((is_short | (highest >= least)) & (highest < limit)).sum())
+    if by == "attention" and n_unjudged:
+        why = f"fewer than {_FEWEST_TOKENS} tokens, or one at {least:g} or above"
+        unjudged = f"; {plural(n_unjudged, 'text')} {_UNJUDGED}: {why}"
     what = {"attention": "fair shares of attention", "norm": "times the sequence's median norm"}[by]
     sink = {"attention": "sink", "norm": "massive activation"}[by]
     if found is not None:
@@ -351,7 +353,7 @@ def gap_answer(
         )
     most = float(known.max()) if len(known) else math.nan
     largest = f"so no token is marked; the largest of {len(known):,} is {most:.3g} {what}"
-    if most < least and not bool(is_short.all()):
+    if most < least and not (by == "attention" and bool(is_short.all())):
         return (
             "none",
             f"by {by}: no {sink}, {largest}, and a {sink} has at least {least:g}{unjudged}",

@@ -158,15 +158,15 @@ def test_a_text_whose_queries_are_sampled_has_the_score_that_it_has_alone(by):
         )
 
 
-def test_texts_that_are_too_short_to_be_judged_are_counted(caplog):
-    lens, lengths = wrap(planted().model), [64, 64, 64, 3, 2, 40]
-    tokens = torch.randint(3, 300, (6, 64), generator=torch.Generator().manual_seed(0))
-    tokens[:, 0] = BOS_ID
+def test_texts_that_are_too_short_to_be_judged_beside_the_others_are_counted(caplog):
+    lens, lengths = wrap(planted().model), [250, 250, 250, 250, 20, 20, 20, 3]
+    tokens = torch.randint(3, 300, (8, 250), generator=torch.Generator().manual_seed(0))
+    tokens[:, [0, 9]] = BOS_ID
     marked = sink_mask(lens, from_tensor(tokens, lengths=torch.tensor(lengths)))
-    assert marked[:, 0].tolist() == [True, True, True, False, False, True]
+    assert marked[:, 0].tolist() == [True] * 4 + [False] * 4
     (record,) = [one for one in caplog.records if one.name.endswith("sink_mask")]
     assert record.levelname == "WARNING"
-    assert "2 texts of fewer than 16 tokens" in record.getMessage()
+    assert "; 4 texts without a mark" in record.getMessage()
 
 
 def test_short_texts_in_wide_rows_decide_nothing():
