@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..activations.forward import check_tokens
 from ..activations.record import capture_batch, stream_batch
-from ..activations.sink_mask import LEAST, Received, sink_rate_reading
+from ..activations.sink_mask import LEAST, Received, mark_sinks, sink_rate_reading
 from ..activations.views import LayerView, Reading
 from ..chain import readings as r
 from ..chain.config import TraceConfig
@@ -124,6 +124,8 @@ class ObservedModel:
     @cached_property
     def marked_tokens(self) -> Bool[Tensor, "batch position"]:
         """Mask of the sinks: tokens above the gap in the attention that they get, in fair shares."""
+        if len(self.tokens.lengths.unique()) > 1:  # each length has its own sampled queries
+            return mark_sinks(self.lens, self.tokens, batch_size=self.batch_size)[0]
         _ = self.panel  # its pass fills ``_received``
         parts = self.tokens.valid.cpu().split(
             [len(one.shares) for one in self._received if one.shares is not None]

@@ -10,6 +10,7 @@ import torch
 from lenses import speaking
 
 from sink_lens.activations import forward, record
+from sink_lens.activations.sink_mask import sink_mask
 from sink_lens.data.corpora import bundled_text
 from sink_lens.data.tokens import from_tensor, from_text
 from sink_lens.errors import InputError
@@ -117,6 +118,15 @@ def test_a_dimension_that_only_the_embedding_has_is_no_outlier(tmp_path):
     assert ObservedModel(lens, tokens).location.outliers == {-1: (9,)}
     found = card(lens, out=tmp_path / "run", **SIZE).decision
     assert (found["outlier_dimensions"], list(found["loss"])) == ([], ["clean"])
+
+
+def test_a_short_text_beside_long_ones_has_the_sinks_that_sink_mask_finds(lens):
+    tokens = torch.randint(3, 300, (8, 250), generator=torch.Generator().manual_seed(0))
+    tokens[:, [0, 9]] = BOS_ID
+    batch = from_tensor(tokens, lengths=torch.tensor([250] * 4 + [24] * 4))
+    marked = ObservedModel(lens, batch).marked_tokens
+    assert marked[:, [0, 9]].all()
+    assert torch.equal(marked, sink_mask(lens, batch))
 
 
 def test_sigmoid_attention_has_no_sink_logits(tmp_path):
