@@ -36,6 +36,7 @@ and as each takes attention in its own head, all with an effect are the set, and
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -53,7 +54,7 @@ from ..progress import progress_bar
 from ..schema import column_names
 from ..text import join_and
 from .config import FEW_CONTROLS
-from .screen import SCREENS, Target, embedding_unit, read_embeddings, screen_parts
+from .screen import SCREENS, SITE_OF, Target, embedding_unit, read_embeddings, screen_parts
 from .setting import (
     WHOLE,
     Edits,
@@ -588,6 +589,12 @@ def _maker_set_table(
             drawn[name] = [
                 some for _ in draws if (some := _draw_random_parts(setting, parts, generator))
             ]
+
+    places: dict[str, set[int]] = {}
+    for part in chain.from_iterable(sets.values()):
+        if part.kind in SITE_OF:
+            places.setdefault(SITE_OF[part.kind], set()).add(part.layer)
+    setting.read_baseline(places)
 
     def runs_of(several: Iterable[Sequence[Maker]], *, of: BaselineRun | None = None) -> list[Run]:
         return [

@@ -12,7 +12,6 @@ from ..activations.sink_mask import (
     fewest_tokens_for_rates,
     sink_positions,
     sink_rate_reading,
-    sink_rates,
 )
 from ..data.tokens import TokenBatch
 from ..measures.attention import passes
@@ -190,31 +189,37 @@ def scout(
     """
     length = max(_SCOUT_LENGTH, fewest_tokens_for_rates(config.threshold), (position or 0) + 1)
     few = tokens[:_SCOUTS].cut(length)
-    shortest = min(few.n_positions, int(tokens.lengths.min()))
-    found: tuple[int, ...] = () if position is None else (position,)
-    if position is None:
-        rates = sink_rates(
+
+    def read(sinks: tuple[int, ...], *rates: Reading) -> Panel:
+        sites = r.sampled_positions(few.n_positions, sink_positions=sinks)
+        streamed = stream_batch(
             lens,
             few,
-            threshold=config.threshold,
+            [*r.location_readings(sinks, positions=sites), *rates],
+            rows=sampled_queries(few.n_positions) if rates else None,
             kernel=config.kernel,
             batch_size=config.batch_size,
         )
+        return Panel.unlocated(
+            streamed,
+            lens=lens,
+            tokens=few,
+            sink_positions=sinks,
+            positions=sites,
+            sink_found=True,
+        )
+
+    if position is not None:
+        panel = read((position,))
+    else:
+        panel = read((0,), sink_rate_reading(config.threshold, shares=lens.family.sigmoid))
+        rates = panel["rate_by_key"]
+        shortest = min(few.n_positions, int(tokens.lengths.min()))
         if tell is not None:
             tell(rates[:, :, :shortest])
         found = sink_positions(rates, shortest=shortest, min_rate=config.min_sink_rate)
-    sinks = found or (0,)
-    sites = r.sampled_positions(few.n_positions, sink_positions=sinks)
-    readings = r.location_readings(sinks, positions=sites)
-    streamed = stream_batch(lens, few, readings, batch_size=config.batch_size)
-    panel = Panel.unlocated(
-        streamed,
-        lens=lens,
-        tokens=few,
-        sink_positions=sinks,
-        positions=sites,
-        sink_found=bool(found),
-    )
+        if found not in {(), (0,)}:
+            panel = read(found)
     return locate_in_panel(panel, config=config, forced=forced)
 
 

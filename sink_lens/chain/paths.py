@@ -33,6 +33,7 @@ from ..edits.effects import removed_share
 from ..edits.outcome import Outcome
 from ..engine.baseline_run import BaselineRun
 from ..models.lens import is_parallel
+from ..models.sites import sites_of
 from ..models.weights import keys_at_position, mlp_weights, norm_weights
 from ..schema import ALL_STEPS, LEAST_PATH, column_names
 from ..text import as_ranges
@@ -226,7 +227,11 @@ def path_table(setting: Setting, *, progress: bool = False) -> pd.DataFrame:
         setting=short,
         units={layer: found for group in groups for layer, found in group.units.items()},
     )
-    everything = setting.sink_layers
+    lens, everything = setting.lens, setting.sink_layers
+    sites = [one for one in ("resid_pre", *SUBLAYERS.values()) if one in sites_of(lens.family)]
+    short.read_baseline({site: lens.layers_with(site) for site in sites})
+    sites = [one for one in ("neurons", "gate", "up") if one in sites_of(lens.family)]
+    short.read_baseline(dict.fromkeys(sites, writings.units))
     lanes = {
         one.number: [layer for layer in one.layers if layer in everything]
         for one in setting.segments

@@ -39,7 +39,7 @@ SCREENS = ("integrated", "gradient", "contribution")
 EDGES = (0.0, 1 / 256, 1 / 64, 1 / 16, 1 / 6, 1 / 3, 1 / 2, 0.65, 0.8, 0.9, 0.97, 1.0)
 """Ends of the steps of the integrated screen: short where a norm lets a large dimension saturate the key, and near the
 baseline stream, where neurons with a threshold begin to fire."""
-_SITES: Mapping[Kind, str] = {"neuron": "neurons", "head": "z", **WHOLE}
+SITE_OF: Mapping[Kind, str] = {"neuron": "neurons", "head": "z", **WHOLE}
 LEAST_DIRECT = 0.6
 """Share of the direct effects of the whole stream from which an embedding is a part."""
 
@@ -57,7 +57,7 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
     """Estimate to first order what ablating each part takes from ``target``: a row per part, a column per screen.
 
     The largest effect of a screen is 1. The effect of a sink logit is its head's mean null mass, if over the threshold.
-    Cost: three passes over the setting's sequences, twelve of the sink position alone with gradients, and twelve of all
+    Cost: a pass over the setting's sequences, twelve of the sink position alone with gradients, and twelve of all
     positions in layers whose keys have a bias.
     """
     if target == "sink logit":
@@ -70,9 +70,11 @@ def screen_parts(setting: Setting, *, target: Target, progress: bool = False) ->
         return table
     lens = setting.lens
     check_gradients_pass(lens.plain)
+    sites = [one for one in SITE_OF.values() if one in sites_of(lens.family)]
+    setting.read_baseline({site: lens.layers_with(site) for site in ("resid_pre", *sites)})
     stream = setting.baseline_tensors("resid_pre", layers=range(lens.n_layers))
     change = {}  # at the sink position, from the mean over ordinary tokens
-    for site in [one for one in _SITES.values() if one in sites_of(lens.family)]:
+    for site in sites:
         change[site] = {
             layer: (x[:, setting.sink_position] - setting.mean_ordinary(x)[:, 0]).float()
             for layer, x in setting.baseline_tensors(site, layers=lens.layers_with(site)).items()
@@ -164,7 +166,7 @@ def _propagate_gradients(
         ordinary = setting.mean_ordinary(stream[layer])[:, 0].to(lens.device)
         at_sink = (ordinary + shares[:, None, None] * (baseline[:, position] - ordinary)).float()
         found = run.gradients(layer, at_sink=at_sink, weights=weights, after=after, target=target)
-        for kind, site in _SITES.items():
+        for kind, site in SITE_OF.items():
             if site in found:
                 product = found[site][:, 0] * change[site][layer].to(lens.device)
                 _add_effects(
@@ -228,7 +230,7 @@ class _LayerRuns:
         n_points, n, _ = at_sink.shape
         leaf = at_sink.detach().clone().requires_grad_(True)
         zeros = {}
-        for site in _SITES.values():
+        for site in SITE_OF.values():
             if site in sites_of(lens.family) and layer in lens.layers_with(site):
                 size = lens.axis_sizes(SITES[site].axes, n_positions=1, layer=layer)
                 zeros[site] = torch.zeros(

@@ -337,19 +337,31 @@ class Setting:
 
     def baseline_tensors(self, site: str, *, layers: Sequence[int]) -> dict[int, Tensor]:
         """Return a site's tensors at all positions; missing ones are read in one pass."""
-        missing = [layer for layer in layers if (site, layer) not in self._tensors]
+        self.read_baseline({site: layers})
+        return {layer: self._tensors[site, layer] for layer in layers}
+
+    def read_baseline(self, places: Mapping[str, Iterable[int]]) -> None:
+        """Read, in one pass, what is missing of sites and their layers, so that ``baseline_tensors`` has it."""
+        missing: dict[str, set[int]] = {}
+        for site, layers in places.items():
+            some = {layer for layer in layers if (site, layer) not in self._tensors}
+            alike = (site,)
+            if some and site in _EVERY_LAYER:
+                known, some = sites_of(self.lens.family), set(range(self.lens.n_layers))
+                alike = tuple(one for one in _EVERY_LAYER if one in known)
+            if some:
+                missing |= dict.fromkeys(alike, some)
         if missing:
-            sites: tuple[str, ...] = (site,)
-            if site in _EVERY_LAYER:
-                known, missing = sites_of(self.lens.family), range(self.lens.n_layers)
-                sites = tuple(one for one in _EVERY_LAYER if one in known)
             needs = dataclasses.replace(
-                self.baseline_run.needs, sites=sites, layers=tuple(missing), loss=False, whole=False
+                self.baseline_run.needs,
+                sites=tuple(missing),
+                layers=tuple(sorted(set().union(*missing.values()))),
+                loss=False,
+                whole=False,
             )
             self._tensors.update(
                 self.baseline_run.with_edits((), needs=needs).read_outcome(needs).tensors
             )
-        return {layer: self._tensors[site, layer] for layer in layers}
 
     def mean_ordinary(self, baseline: Tensor) -> Tensor:
         """Average over ordinary tokens; batch and position get size 1."""

@@ -18,7 +18,7 @@ from .forward import Early
 from .needs import Needs
 from .passes import BaselineBatch, Passes
 from .plan import Plan
-from .threads import Lanes
+from .threads import Lanes, lanes_of
 
 
 class BaselineRun:
@@ -34,7 +34,6 @@ class BaselineRun:
         edits: Sequence[Edit] = (),
         every: int = 1,
         keeps_all: bool = True,
-        lanes: Lanes | None = None,
         streams: Iterable[int] = (),
     ) -> None:
         """Prepare the run; nothing is computed before it is read. Refuses a bridge on which somebody's hook stands.
@@ -48,14 +47,14 @@ class BaselineRun:
         self.edits, self.every, self.streams = tuple(edits), every, frozenset(streams)
         self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)
         self._keeps_all, self._batches = keeps_all, dict[int, BaselineBatch]()
-        self._lanes, self._versions = lanes, lens.state.unchanged.versions()
+        self._versions = lens.state.unchanged.versions()
         self._keeping: dict[tuple[str, ...], BaselineRun] = {}
         self._fewer: dict[tuple[int, int | None], BaselineRun] = {}
 
     @cached_property
     def lanes(self) -> Lanes:
         """The threads that run forwards side by side, each on its own copy of the model's modules."""
-        return Lanes(self.lens, count=self.plan.lanes) if self._lanes is None else self._lanes
+        return lanes_of(self.lens, count=self.plan.lanes)
 
     def check_same_weights(self) -> None:
         """Raise ModelError if weights were changed in place since the run was made, such as by another thread."""
@@ -108,13 +107,11 @@ class BaselineRun:
             room = plan.prompts * plan.pack * self.tokens.n_positions
             taken = min(plan.prompts, -(-tokens.n_sequences // every)) * tokens.n_positions
             plan = replace(plan, pack=max(plan.pack, room // taken))
-        lanes = self.lanes if plan.lanes > 1 else None
         return BaselineRun(
             self.lens,
             tokens,
             plan=plan,
             edits=edits,
-            lanes=lanes,
             needs=needs or self.needs,
             every=every,
         )

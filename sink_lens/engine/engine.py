@@ -76,13 +76,11 @@ class Engine:
         plan: Plan,
         needs: Needs | None = None,
         baseline_run: BaselineRun | None = None,
-        lanes: Lanes | None = None,
     ) -> None:
         """Prepare the blocks; nothing is run yet. Refuses a model that can only be measured.
 
         ``needs`` is what the passes keep; None is what the metrics read. ``baseline_run`` is the run that the cells
-        continue, of the same sequences and plan; None is the baseline. ``lanes`` are threads for this model, if there
-        are some already.
+        continue, of the same sequences and plan; None is the baseline.
         """
         if lens.why_measured_only is not None:
             raise ModelError(lens.why_measured_only)
@@ -112,7 +110,6 @@ class Engine:
                 plan=plan,
                 needs=self.needs,
                 keeps_all=False,
-                lanes=lanes,
                 streams=at,
             )
         self._baseline_run = own

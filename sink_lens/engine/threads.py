@@ -6,13 +6,14 @@ modules are copied because the edits are hooks on them.
 
 import copy
 import logging
+import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import replace
 from itertools import chain, islice
 from threading import Event, Lock
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 
@@ -74,17 +75,27 @@ def copy_for_thread(lens: LensModel) -> LensModel:
     shared[id(bridge.tokenizer)] = bridge.tokenizer
     with prepare_passes(lens):  # nobody's hooks are copied, and no mode of training
         copied = copy.deepcopy(bridge, shared)
-        return replace(lens, bridge=copied, state=replace(lens.state, alone=PassLock()))
+        return replace(lens, bridge=copied, state=replace(lens.state, alone=PassLock(), kept={}))
 
 
-def make_lanes(lens: LensModel, *, count: int) -> Lanes | None:
-    """Make ``count`` threads; None for one, or if something in the modules cannot be copied."""
-    if count == 1:
-        return None
-    try:
+def lanes_of(lens: LensModel, *, count: int) -> Lanes:
+    """Return ``count`` lanes of a model, made once; anew where hooks stand on the bridge, which copies would keep."""
+    if any(point.fwd_hooks or point.bwd_hooks for point in lens.bridge.hook_dict.values()):
         return Lanes(lens, count=count)
+    kept, key = lens.state.kept, (count, torch.get_num_threads(), os.getpid())
+    if key not in kept:
+        kept[key] = Lanes(lens, count=count)
+    return cast(Lanes, kept[key])
+
+
+def choose_lanes(lens: LensModel, *, count: int) -> int:
+    """Return ``count``, or 1 if something in the modules cannot be copied."""
+    if count == 1:
+        return 1
+    try:
+        return lanes_of(lens, count=count).count
     except Exception as error:  # noqa: BLE001  # a module of one's own may raise anything
         log.info(
             "forwards run one at a time: the modules of %s cannot be copied (%s)", lens.name, error
         )
-        return None
+        return 1

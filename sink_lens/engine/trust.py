@@ -30,7 +30,7 @@ from .cells import Cell
 from .engine import Engine
 from .needs import Needs
 from .plan import Plan, choose_even_plan, choose_plan
-from .threads import make_lanes
+from .threads import choose_lanes
 
 log = logging.getLogger(__name__)
 
@@ -51,10 +51,9 @@ def make_accurate_engine(
     plan: Plan,
 ) -> Engine:
     """Make the engine of ``plan``, or of a more careful one if metrics of some cells are not the bridge's."""
-    lanes = make_lanes(lens, count=plan.lanes)
-    plan = plan if lanes is not None else replace(plan, lanes=1)
+    plan = replace(plan, lanes=choose_lanes(lens, count=plan.lanes))
     together = any(one.whole_batch for one in (*metrics, *cells))
-    make = partial(Engine, lens, batch, cells, metrics, lanes=lanes)
+    make = partial(Engine, lens, batch, cells, metrics)
     alone, worst, first = replace(plan, lanes=1, cut=False), 0.0, math.nan
     ways = [
         plan,
@@ -105,9 +104,8 @@ def make_checked_run(
 ) -> BaselineRun:
     """Make a baseline run for few cells, compared with the bridge."""
     plan = choose_even_plan(lens, batch, needs)
-    lanes = make_lanes(lens, count=plan.lanes)
-    plan = plan if lanes is not None else replace(plan, lanes=1)
-    baseline_run = BaselineRun(lens, batch, plan=plan, needs=needs, lanes=lanes)
+    plan = replace(plan, lanes=choose_lanes(lens, count=plan.lanes))
+    baseline_run = BaselineRun(lens, batch, plan=plan, needs=needs)
     engine = Engine(
         lens,
         batch,
@@ -115,7 +113,6 @@ def make_checked_run(
         metrics,
         plan=plan if needs.together else replace(plan, prompts=1),
         needs=replace(needs, sites=()),
-        lanes=lanes,
     )
     deviations, largest = engine.deviations(range(len(cells)))
     if max(deviations) <= _allowed_deviation(lens, largest):

@@ -80,3 +80,5 @@ class LensState:
     unchanged: ModelRecord
     alone: PassLock = field(default_factory=PassLock)
     """Held by each pass over these modules; a copy for a thread of the engine has its own."""
+    kept: dict[object, object] = field(default_factory=dict)
+    """Copies of these modules that the engine uses again (``threads.lanes_of``)."""

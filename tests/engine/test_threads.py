@@ -13,7 +13,7 @@ from sink_lens.edits.metrics import sink_mass
 from sink_lens.engine import threads as lanes
 from sink_lens.engine.cells import cell_of_edits
 from sink_lens.engine.forward import run_with
-from sink_lens.engine.threads import Lanes, copy_for_thread
+from sink_lens.engine.threads import Lanes, copy_for_thread, lanes_of
 from sink_lens.engine.trust import make_accurate_engine
 from sink_lens.models.load import wrap
 from tests.tiny_families import tiny
@@ -92,7 +92,7 @@ def test_a_cell_that_fails_in_a_lane_is_recorded_and_the_others_are_there(
 
 
 def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(
-    lens_of, tokens_of, engine_of, monkeypatch
+    tokens_of, engine_of, monkeypatch
 ):
     def off(lens):
         found = copy_for_thread(lens)
@@ -101,7 +101,7 @@ def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(
         return found
 
     monkeypatch.setattr(lanes, "copy_for_thread", off)
-    lens, tokens = lens_of("llama"), tokens_of((6, 6))
+    lens, tokens = wrap(tiny("llama")), tokens_of((6, 6))
     made = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2)
     assert made.deviations([0])[0][1] > CLOSE
     found = make_accurate_engine(lens, tokens, cells(6), [sink_mass(0)], plan=made.plan).plan
@@ -112,8 +112,25 @@ def test_numbers_that_differ_in_a_lane_are_seen_and_there_is_one_then(
 def test_a_model_whose_modules_cannot_be_copied_is_swept_one_cell_at_a_time(
     lens_of, tokens_of, engine_of, monkeypatch
 ):
-    lens, tokens = lens_of("llama"), tokens_of((6, 6))
-    plan = engine_of(lens, tokens, cells(6), [sink_mass(0)], pack=2, lanes=2).plan
-    assert make_accurate_engine(lens, tokens, cells(6), [sink_mass(0)], plan=plan).plan.lanes == 2
-    monkeypatch.setattr(lens.bridge.blocks[0], "guard", Lock(), raising=False)
-    assert make_accurate_engine(lens, tokens, cells(6), [sink_mass(0)], plan=plan).plan.lanes == 1
+    tokens, other = tokens_of((6, 6)), wrap(tiny("llama"))
+    plan = engine_of(lens_of("llama"), tokens, cells(6), [sink_mass(0)], pack=2, lanes=2).plan
+    monkeypatch.setattr(other.bridge.blocks[0], "guard", Lock(), raising=False)
+    for lens, n in ((lens_of("llama"), 2), (other, 1)):
+        made = make_accurate_engine(lens, tokens, cells(6), [sink_mass(0)], plan=plan)
+        assert made.plan.lanes == n
+
+
+def test_lanes_are_made_once_and_take_no_hook_with_them(tokens_of):
+    lens, tokens = wrap(tiny("llama")), tokens_of((6, 6))
+    before = run_with(lens, tokens, progress=False).loss
+    kept = lanes_of(lens, count=2)
+    point = lens.bridge.hook_dict["blocks.1.hook_resid_pre"]
+    point.add_hook(lambda x, hook: x * 0)
+    other = lanes_of(lens, count=2)
+    lens.bridge.reset_hooks()
+    assert lanes_of(lens, count=2) is kept is not other
+    assert lanes_of(lens, count=1) is not kept
+    for loss in kept.map(
+        lambda copy, given, stop: run_with(copy, tokens, progress=False).loss, "ab"
+    ):
+        assert torch.equal(loss, before)
