@@ -13,7 +13,7 @@ sequence, norms from the residual stream.
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
@@ -102,8 +102,12 @@ def mark_sinks(
     by: Rule = "attention",
     threshold: float | None = None,
     batch_size: int | None = None,
+    scores: Mapping[Rule, Float[Tensor, "batch position"]] | None = None,
 ) -> tuple[Bool[Tensor, "batch position"], dict[str, "Answer"]]:
-    """Do as ``sink_mask``, with a text a row; return the answers of the gaps by their texts, and log none."""
+    """Do as ``sink_mask``, with a text a row; return the answers of the gaps by their texts, and log none.
+
+    ``scores`` are those of these tokens, if they were computed before.
+    """
     said: dict[str, Answer] = {}
     if by == "either" and threshold is not None:
         raise InputError(
@@ -111,14 +115,15 @@ def mark_sinks(
         )
     rules: tuple[Rule, ...] = tuple(LEAST) if by == "either" else (by,)
     marked = torch.zeros(batch.tokens.shape, dtype=torch.bool)
-    for rule, scores in _scores_by_rule(lens, batch, rules, batch_size=batch_size).items():
+    known = scores or scores_by_rule(lens, batch, rules, batch_size=batch_size)
+    for rule in rules:
         limit = LEAST_RATE if threshold is None and rule == "rate" else threshold
         if limit is None:
-            found = score_gap(scores, least=LEAST[rule])
-            answer, text = gap_answer(found, scores, by=rule)
+            found = score_gap(known[rule], least=LEAST[rule])
+            answer, text = gap_answer(found, known[rule], by=rule)
             said[text] = answer
             limit = math.inf if found is None else found.threshold
-        marked |= scores >= limit
+        marked |= known[rule] >= limit
     return marked & batch.valid.cpu(), said
 
 
@@ -133,12 +138,13 @@ def sink_scores(
     few queries follow to tell. The other arguments and the errors are those of ``sink_mask``.
     """
     lens, batch = resolve(model, tokens)
-    return as_given(_scores_by_rule(lens, batch, (by,), batch_size=batch_size)[by], batch.given)
+    return as_given(scores_by_rule(lens, batch, (by,), batch_size=batch_size)[by], batch.given)
 
 
-def _scores_by_rule(
+def scores_by_rule(
     lens: LensModel, batch: TokenBatch, rules: Sequence[Rule], *, batch_size: int | None
 ) -> dict[Rule, Float[Tensor, "batch position"]]:
+    """Compute the scores of several rules, without ``either``, in one pass."""
     for by in rules:
         if by not in (*LEAST, "rate"):
             raise InputError(f"by is {by!r}; need attention, norm or rate, or of a mask either")

@@ -2,14 +2,14 @@
 
 import dataclasses
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from ..activations.record import LayerView, Reading, stream_batch
-from ..activations.sink_mask import mark_sinks
+from ..activations.sink_mask import Rule, mark_sinks
 from ..data.token_ids import bos_id as bos_id_of
 from ..data.tokens import TokenBatch
 from ..errors import InputError
@@ -147,13 +147,18 @@ class MarkedTokens:
 
 
 def find_marked_tokens(
-    lens: LensModel, batch: TokenBatch, *, studied: Sequence[int], batch_size: int | None
+    lens: LensModel,
+    batch: TokenBatch,
+    *,
+    scores: Mapping[Rule, Tensor],
+    studied: Sequence[int],
+    batch_size: int | None,
 ) -> MarkedTokens | None:
-    """Find the tokens that are sinks beside the ``studied`` positions.
+    """Find the tokens that are sinks beside the ``studied`` positions, by their ``scores``.
 
-    Cost: a pass without the unembedding, and one more if there are some.
+    Cost: a pass without the unembedding if there are some.
     """
-    marked, _ = mark_sinks(lens, batch, batch_size=batch_size)
+    marked, _ = mark_sinks(lens, batch, scores=scores)
     marked[:, list(studied)] = False
     having = marked.any(1)
     if not bool(having.any()):

@@ -13,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from ..activations.sink_mask import Rule
 from ..data.tokens import TokenBatch
 from ..edits.amplification import FACTORS, CentringMeans, centring_means
 from ..edits.constructors import edit
@@ -117,6 +118,8 @@ class Studied:
     location: Location
     supers: Mapping[int, Tensor]
     """Layer -> mask of its super neurons."""
+    scores: Mapping[Rule, Tensor] | None = None
+    """Of the batch's tokens, by which sinks are marked (``scores_by_rule``); None computes them."""
     lacks_sink: bool = False
     """The model has no sink to remove, make elsewhere or mediate, so tables but ``makers`` have no rows."""
     too_few_sequences: bool = False
@@ -174,6 +177,7 @@ class _Experiments:
             location=one.location,
             target_position=self.config.target_position,
             super_neurons=one.supers,
+            scores=one.scores,
             **chosen,
         )
 

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..activations.record import Reading, stream_batch
-from ..activations.sink_mask import mark_sinks
+from ..activations.sink_mask import Rule, mark_sinks
 from ..data.tokens import TokenBatch
 from ..edits.constructors import Edit, freeze
 from ..edits.hooks import warn_of_edits_without_effect
@@ -453,10 +453,12 @@ def make_setting(
     super_neurons: Mapping[int, Tensor] | None = None,
     makers: Sequence[Maker] = (),
     chosen: Sequence[int] | None = None,
+    scores: Mapping[Rule, Tensor] | None = None,
 ) -> Setting:
     """Take a few sequences of a batch, cut them short, and make their baseline run (one pass).
 
-    The sequences are spread evenly over the batch, unless they are ``chosen``.
+    The sequences are spread evenly over the batch, unless they are ``chosen``. ``scores`` of the batch's tokens
+    (``scores_by_rule``) are used if the sequences are not cut.
 
     Raises:
         InputError: the target position is no position of the sequences, or a sink position; or the sequences are too
@@ -494,7 +496,10 @@ def make_setting(
         whole=True,
     )
     metrics, cells = [*map(sink_mass, keys), loss_of()], [cell_of_edits(isolate([target]))]
-    sinks, _ = mark_sinks(lens, few, by="either", batch_size=config.batch_size)
+    known: dict[Rule, Tensor] | None = None
+    if scores is not None and few.n_positions == tokens.n_positions:
+        known = {rule: one[test] for rule, one in scores.items()}
+    sinks, _ = mark_sinks(lens, few, by="either", batch_size=config.batch_size, scores=known)
     sinks[:, location.sink_position] |= location.sink_found
     return Setting(
         lens=lens,

@@ -24,6 +24,7 @@ from ..activations.attention import Kernel, choose_kernel
 from ..activations.forward import resolve
 from ..activations.precision import measure_rounding
 from ..activations.record import capture_batch
+from ..activations.sink_mask import LEAST, scores_by_rule
 from ..configuration import make_config, refuse_unknown_names
 from ..data.tokens import TokenBatch, Tokens, as_batch, decode_tokens, refuse_integer_positions
 from ..errors import InputError, UndrawnError
@@ -339,6 +340,7 @@ def _measure_and_judge(
     kept.write("tokens", decode_tokens(batch, lens.tokenizer))
     rounded = measure_rounding(lens, batch, position=panel.location.sink_position)
     evidence = gather_evidence(lens, panel, config=config)
+    scores = scores_by_rule(lens, batch, tuple(LEAST), batch_size=config.batch_size)
     for name, frame in _measured_tables(evidence, links=links):
         kept.write(name, frame)
     writer.write_tensors("patterns", {"pattern": _first_patterns(lens, batch)})
@@ -365,6 +367,7 @@ def _measure_and_judge(
             lens=lens,
             batch=batch,
             supers=supers,
+            scores=scores,
             too_few_sequences=located.too_few_sequences,
             location=panel.location,
             lacks_sink=panel.lacks_sink,
@@ -381,7 +384,11 @@ def _measure_and_judge(
         ),
     )
     marked = find_marked_tokens(
-        lens, batch, studied=panel.location.sink_positions, batch_size=config.batch_size
+        lens,
+        batch,
+        scores=scores,
+        studied=panel.location.sink_positions,
+        batch_size=config.batch_size,
     )
     kept.frames["summary"] = summary.summary_table(
         located,

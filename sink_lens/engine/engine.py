@@ -11,6 +11,7 @@ with an eager attention of our own inside Hugging Face's module (``layout``); ``
 bridge on the user's machine before the others run.
 """
 
+import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache, partial
@@ -364,7 +365,15 @@ class Engine:
                 some, size=self._n_computed_positions, most=self.plan.pack * self.tokens.n_positions
             )
         ]
-        return Packs(packs=packs, run=partial(self._run_pack, block=block), take=take)
+        n = len(range(*block.prompts.indices(self.tokens.n_sequences)))
+        last = self.lens.n_layers if self.needs.whole else self.needs.n_layers_needed
+
+        def cost(pack: Pack) -> float:
+            layers = (max(0, last - self.first_layers[number]) for number in pack)
+            positions = map(self._n_computed_positions, pack)
+            return n * sum(map(operator.mul, layers, positions))
+
+        return Packs(packs=packs, cost=cost, run=partial(self._run_pack, block=block), take=take)
 
     def _run_pack(self, pack: Pack, lens: LensModel, *, block: Block) -> Runs:
         passes = replace(self._passes, lens=lens)

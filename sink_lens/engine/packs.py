@@ -32,9 +32,10 @@ Advance = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packs(Generic[_Found]):
-    """Packs to run, the function that runs one on a copy of the model, and the one that takes outcomes."""
+    """Packs to run, what each costs (in any unit), and the functions that run one on a model and take outcomes."""
 
     packs: Sequence[Pack]
+    cost: Callable[[Pack], float]
     run: Callable[[Pack, LensModel], Runs]
     take: Take[_Found]
 
@@ -62,7 +63,8 @@ def run_packs(
 ) -> list[_Found]:
     """Run the packs of ``several``; return what their ``take`` gives for each cell, in no particular order.
 
-    With ``lanes``, each pack runs in the lane (thread) that is free next. ``failed`` gets the error of a cell.
+    With ``lanes``, each pack runs in the lane (thread) that is free next, the dearest first, so that no lane waits long
+    for the last one. ``failed`` gets the error of a cell.
     """
     if lanes is None:
         turns = (
@@ -79,7 +81,8 @@ def run_packs(
     def in_lane(lens: LensModel, given: tuple[Packs[_Found], Pack], stop: Event) -> list[_Found]:
         return _run_in_turn(given[0], [given[1]], lens, stop, failed=failed, advance=finished)
 
-    found = lanes.map(in_lane, [(one, pack) for one in several for pack in one.packs])
+    every = [(one, pack) for one in several for pack in one.packs]
+    found = lanes.map(in_lane, sorted(every, key=lambda some: -some[0].cost(some[1])))
     return list(chain.from_iterable(found))
 
 

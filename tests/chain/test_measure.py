@@ -8,6 +8,7 @@ import pytest
 import torch
 from lenses import lens_of
 
+from sink_lens.chain import measure as measuring
 from sink_lens.chain.config import TraceConfig
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.locate import Location
@@ -49,6 +50,15 @@ def test_the_scout_finds_the_planted_truth_where_it_stands():
     aim = scout(planted_lens(), tokens_with_bos(at=5), config=CONFIG)
     assert aim.sink_positions == (5,)
     assert steps_of(aim) == [(truth().layer, truth().layer, truth().outlier_dimension)]
+
+
+@pytest.mark.parametrize(("at", "n_passes"), [(0, 1), (5, 2)])
+def test_a_scout_passes_again_only_for_a_sink_that_is_not_first(monkeypatch, at, n_passes):
+    seen, real = [], measuring.stream_batch
+    counted = lambda *given, **how: seen.append(0) or real(*given, **how)  # noqa: E731
+    monkeypatch.setattr(measuring, "stream_batch", counted)
+    assert scout(planted_lens(), tokens_with_bos(at=at), config=CONFIG).sink_positions == (at,)
+    assert len(seen) == n_passes
 
 
 def test_a_given_position_and_steps_are_taken():

@@ -27,6 +27,7 @@ from sink_lens.chain.setting import sequences_to_test as held_out
 from sink_lens.data.tokens import from_tensor
 from sink_lens.edits.constructors import edit, scale, zero
 from sink_lens.edits.isolation import isolate
+from sink_lens.engine.baseline_run import BaselineRun
 from sink_lens.engine.forward import run_with
 from sink_lens.errors import InputError
 
@@ -184,6 +185,26 @@ def test_of_equal_runs_one_is_made_that_reads_what_all_read(planted_at, monkeypa
         again, layers=[4], of=place.control_run(0, of=place.edited_baseline_run([isolate([6])]))
     )
     assert asked == [2, 0, 1, 1]
+
+
+def test_sites_that_were_read_together_are_read_in_one_pass_and_equal(
+    planted_at, config, monkeypatch
+):
+    place, made, real = planted_at(), [], BaselineRun.with_edits
+    one, other = (
+        make_setting(place.lens, place.tokens, location=place.location, config=config)
+        for _ in range(2)
+    )
+    counted = lambda *given, **how: made.append(0) or real(*given, **how)  # noqa: E731
+    monkeypatch.setattr(BaselineRun, "with_edits", counted)
+    places = {"neurons": [2, 3], "z": [1], "resid_pre": [0, 4]}
+    one.read_baseline(places)
+    found = {site: one.baseline_tensors(site, layers=layers) for site, layers in places.items()}
+    assert made == [0]
+    for site, layers in places.items():
+        for layer, x in other.baseline_tensors(site, layers=layers).items():
+            assert torch.equal(found[site][layer], x)
+    assert len(made) == 4
 
 
 def test_random_others_are_as_many_and_none_of_the_units_and_all_where_there_are_too_few():
