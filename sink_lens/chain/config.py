@@ -27,8 +27,8 @@ CONTROL_SEQUENCES, QUICK_CONTROL_SEQUENCES = 8, 4
 CHOOSING_SEQUENCES, QUICK_CHOOSING_SEQUENCES = 12, 8
 """The same for sequences on which makers are searched."""
 CONTROL_LENGTH, CONTROL_MARGIN = 24, 0.1
-"""Positions from the edited one on that controls are run on first. They are run on all positions where a control that
-moves this share of the sink more or less could lie on the other side of an end of its intervention's interval."""
+"""Positions from the edited one on that controls are run on first. Where the largest, if it moved this share of the
+sink more or less, could pass an end of its intervention's interval, those that could are run on all positions."""
 PATH_LENGTH, PATH_CONTROLS = 24, 3
 """Positions from the sink on that the paths are read at, and most draws of their controls."""
 _FULL_AND_QUICK = {"intervention_sequences": (20, 8), "controls": (CONTROLS, FEW_CONTROLS)}

@@ -60,7 +60,8 @@ def intervention_table(
 
     Cost: one pass with the loss an intervention, and a shorter one for each control, in one queue. An intervention that
     answers no question of its link has ``FEW_CONTROLS`` in it, and the others after it where its interval may lie above
-    them. Where a verdict may hang on the largest control, the controls are then run on all positions.
+    them. Where a verdict may hang on the largest control, those near an end of the interval are then run on all
+    positions.
     """
     trial = Trial(setting=setting, generator=setting.make_generator(), means=means, curve=curve)
     links_and_own = [(link.name, one) for link in links for one in link.interventions(trial)]
@@ -76,11 +77,13 @@ def intervention_table(
     assert masked.loss is not None  # it was asked for
     rng = np.random.default_rng(setting.config.seed)
     uniform = setting.uniform_mass()
-    rows = [
-        _intervention_row(setting, link, one, run, uniform=uniform, masked=masked.loss, rng=rng)
-        | _control_columns(setting, one, drawn, of=its, rng=rng)
-        for (link, one), run, drawn, its in zip(links_and_own, made, controls, few, strict=True)
-    ]
+    rows, drawn = list[dict[str, Any]](), list[list[_Control]]()
+    for (link, one), run, some, its in zip(links_and_own, made, controls, few, strict=True):
+        row = _intervention_row(
+            setting, link, one, run, uniform=uniform, masked=masked.loss, rng=rng
+        )
+        drawn.append(_controls(setting, one, some, of=its, rng=rng))
+        rows.append(row | _control_columns(setting, one, drawn[-1]))
     least = min(LEAST_SHARE, setting.config.floors_by_link.get(EVERY_INTERVENTION, LEAST_SHARE))
     above = [  # what is said of it could hang on a control that was not run
         at
@@ -90,22 +93,27 @@ def intervention_table(
     ]
     others = setting.run_groups([of_controls[at][FEW_CONTROLS:] for at in above])
     for at, rest in zip(above, others, strict=True):
-        rng = np.random.default_rng(setting.config.seed)
-        drawn = [*controls[at], *rest]
-        rows[at] |= _control_columns(setting, own[at], drawn, of=few[at], rng=rng)
-    near = [
-        (row, one, setting.control_run(one.position, whole=True))
-        for row, one in zip(rows, own, strict=True)
-        if hangs_on_controls(
-            row["control_largest"], ends=(row["ci_low"], row["ci_high"]), least=least
-        )
-    ]
+        drawn[at] += _controls(setting, own[at], rest, of=few[at], rng=rng)
+        rows[at] |= _control_columns(setting, own[at], drawn[at])
+
+    def is_near(row: dict[str, Any], share: float) -> bool:
+        return hangs_on_controls(share, ends=(row["ci_low"], row["ci_high"]), least=least)
+
+    near = [at for at, row in enumerate(rows) if is_near(row, row["control_largest"])]
+    which = [[n for n, one in enumerate(drawn[at]) if is_near(rows[at], one.share)] for at in near]
+    whole = [setting.control_run(own[at].position, whole=True) for at in near]
     longer = setting.run_groups(
-        [_control_runs(one, of=run)[: row["n_controls"]] for row, one, run in near]
+        [
+            [_control_runs(own[at], of=run)[n] for n in some]
+            for at, run, some in zip(near, whole, which, strict=True)
+        ]
     )
-    for (row, one, run), drawn in zip(near, longer, strict=True):
-        rng = np.random.default_rng(setting.config.seed)
-        row |= _control_columns(setting, one, drawn, of=run, rng=rng)
+    for at, run, some, outcomes in zip(near, whole, which, longer, strict=True):
+        for n, one in zip(
+            some, _controls(setting, own[at], outcomes, of=run, rng=rng), strict=True
+        ):
+            drawn[at][n] = one
+        rows[at] |= _control_columns(setting, own[at], drawn[at])
     return pd.DataFrame(rows, columns=column_names("trace", "effects"))
 
 
@@ -353,32 +361,61 @@ def _intervention_row(
     }
 
 
-def _control_columns(
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Control:
+    """A control of an intervention, beside the run without edits on the same sequences and positions."""
+
+    of: BaselineRun
+    share: float
+    """Of the sink, that it removes or makes."""
+    mass: float
+    """Attention to the position, less that without edits."""
+    loss: float
+    """In nats, less that without edits; nan if it was not asked for."""
+
+
+def _controls(
     setting: Setting,
     one: Intervention,
     runs: Sequence[Outcome],
     *,
     of: BaselineRun,
     rng: np.random.Generator,
+) -> list[_Control]:
+    reads, before = list(one.reads), of.outcome
+    assert before.loss is not None  # the baseline run has it
+    return [
+        _Control(
+            of=of,
+            share=_moved_share(setting, one, run, before=before, rng=rng).estimate,
+            mass=mean_mass(run, one.position, reads) - mean_mass(before, one.position, reads),
+            loss=math.nan
+            if run.loss is None
+            else float(run.loss.nanmean()) - float(before.loss.nanmean()),
+        )
+        for run in runs
+    ]
+
+
+def _control_columns(
+    setting: Setting, one: Intervention, drawn: Sequence[_Control]
 ) -> dict[str, Any]:
     """Add what controls change, on fewer sequences and positions, to the baseline run of all."""
-    reads, baseline, few = list(one.reads), setting.baseline, of.outcome
-    whole, part, *own = (mean_mass(run, one.position, reads) for run in (baseline, few, *runs))
-    masses = torch.tensor([mass + (whole - part) for mass in own], dtype=torch.float32)
-    shares = [_moved_share(setting, one, run, before=few, rng=rng).estimate for run in runs]
-    assert few.loss is not None  # the baseline run has it
+    baseline = setting.baseline
     assert baseline.loss is not None
-    more = float(baseline.loss.nanmean()) - float(few.loss.nanmean())
-    losses = [
-        float(run.loss.nanmean()) + more for run in runs[:FEW_CONTROLS] if run.loss is not None
-    ]
+    before = mean_mass(baseline, one.position, list(one.reads))
+    masses = torch.tensor([before + control.mass for control in drawn], dtype=torch.float32)
+    shares = [control.share for control in drawn]
+    losses = [control.loss for control in drawn[:FEW_CONTROLS] if not math.isnan(control.loss)]
     return {
         "control_mean": float(masses.mean()),  # nan without controls
         "control_sd": float(masses.std()) if len(masses) > 1 else math.nan,
         "n_controls": len(masses),
         "control_share": float(np.mean(shares)) if shares else math.nan,
         "control_largest": max(shares) if shares else math.nan,
-        "control_loss_nats": float(np.mean(losses)) if losses else math.nan,
-        "control_n": of.n_sequences if runs else 0,
-        "control_length": of.tokens.n_positions if runs else 0,
+        "control_loss_nats": float(baseline.loss.nanmean()) + float(np.mean(losses))
+        if losses
+        else math.nan,
+        "control_n": drawn[0].of.n_sequences if drawn else 0,
+        "control_length": max((control.of.tokens.n_positions for control in drawn), default=0),
     }

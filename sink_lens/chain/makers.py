@@ -633,12 +633,15 @@ def _maker_set_table(
         }
 
     def rows_of_controls(
-        name: str, outcomes: Sequence[Outcome], rng: np.random.Generator
+        name: str,
+        several: Sequence[Sequence[Maker]],
+        outcomes: Sequence[Outcome],
+        rng: np.random.Generator,
     ) -> list[dict[str, Any]]:
         compared, *runs = outcomes
         return [
             row(some, RANDOM, name, one, compared=compared, rng=rng)
-            for some, one in zip(drawn[name], runs, strict=True)
+            for some, one in zip(several, runs, strict=True)
         ]
 
     few, longer = (
@@ -653,25 +656,31 @@ def _maker_set_table(
     controls: dict[str, list[dict[str, Any]]] = {}
     for (name, parts), run in zip(sets.items(), made, strict=True):
         own[name] = row(parts, name, "", run, compared=baseline, rng=rng)
-        controls[name] = rows_of_controls(name, outcomes[name], rng) if name in drawn else []
-    near = [
-        name
+        some = drawn.get(name)
+        controls[name] = [] if some is None else rows_of_controls(name, some, outcomes[name], rng)
+
+    def is_near(name: str, control: Mapping[str, Any]) -> bool:
+        return hangs_on_controls(control["removed"], ends=[own[name]["ci_low"]], least=0.0)
+
+    near = {
+        name: [at for at, one in enumerate(some) if is_near(name, one)]
         for name, some in controls.items()
-        if some
-        and hangs_on_controls(
-            max(one["removed"] for one in some), ends=[own[name]["ci_low"]], least=0.0
-        )
-    ]
-    again = setting.run_groups([runs_of(drawn[name], of=longer) for name in near])
-    for name, some in zip(near, again, strict=True):
-        controls[name] = rows_of_controls(name, some, np.random.default_rng(setting.config.seed))
+        if some and is_near(name, max(some, key=lambda one: one["removed"]))
+    }
+    closer = {name: [drawn[name][at] for at in some] for name, some in near.items()}
+    again = setting.run_groups([runs_of(some, of=longer) for some in closer.values()])
+    for name, found_again in zip(near, again, strict=True):
+        rng = np.random.default_rng(setting.config.seed)
+        rows_again = rows_of_controls(name, closer[name], found_again, rng)
+        for at, one in zip(near[name], rows_again, strict=True):
+            controls[name][at] = one
     for name, parts in sets.items():
         if some := controls[first[frozenset(parts)]]:
-            over = own[name]["baseline_loss_nats"] - some[0]["baseline_loss_nats"]
+            over = [one["loss_nats"] - one["baseline_loss_nats"] for one in some]
             own[name] |= {
                 "control_largest": max(one["removed"] for one in some),
                 "n_controls": len(some),
-                "control_loss_nats": over + float(np.mean([one["loss_nats"] for one in some])),
+                "control_loss_nats": own[name]["baseline_loss_nats"] + float(np.mean(over)),
             }
     rows = [one for name in sets for one in (own[name], *controls[name])]
     return pd.DataFrame(rows, columns=column_names("trace", "maker_sets"))

@@ -40,7 +40,7 @@ def count_trace_passes(config: TraceConfig, sizes: Sizes) -> PassCounts:
     header = sizes.header
     check_sequences_fit(config, n_context=header.n_context, has_tokenizer=header.has_tokenizer)
     sequences, length = len(config.prompts) or config.sequences, config.length
-    tokens, scouted = sequences * length, 2 * min(sequences, 8) * min(length, 64)
+    tokens, scouted = sequences * length, min(sequences, 8) * min(length, 64)
     patterns = header.n_layers * header.n_heads * min(64, length) ** 2
     facts = {"disk": f"about {size_text(patterns + 8 * tokens + 2_000_000)}"}
     if sizes.lens is not None:

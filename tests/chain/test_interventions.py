@@ -17,7 +17,7 @@ from sink_lens.chain.judge import intervention_verdict
 from sink_lens.chain.links import LINKS
 from sink_lens.chain.page.words import binding_sentence
 from sink_lens.chain.placement import binding_kind
-from sink_lens.chain.setting import make_setting
+from sink_lens.chain.setting import Setting, make_setting
 from sink_lens.edits.amplification import centring_means
 from sink_lens.edits.constructors import scalar
 from sink_lens.engine.forward import run_with
@@ -114,6 +114,25 @@ def test_controls_of_fewer_positions_are_near_those_of_all_which_are_run_where_o
     same = [name for name in found.columns if not name.startswith("control_")]
     pd.testing.assert_frame_equal(found[same], whole[same])
     pd.testing.assert_frame_equal(near[same], whole[same])
+
+
+def test_only_controls_that_are_near_an_end_are_run_again(planted_at, changed, monkeypatch):
+    (curve, _), place, asked = changed("planted"), planted_at(), []
+    real, means = Setting.run_groups, centring_means(place.lens, n_tokens=128)
+
+    def counted(self, groups, **how):
+        asked.append(groups)
+        return real(self, groups, **how)
+
+    monkeypatch.setattr("sink_lens.chain.setting.CONTROL_LENGTH", 10)
+    monkeypatch.setattr(Setting, "run_groups", counted)
+    monkeypatch.setattr(interventions, "hangs_on_controls", lambda share, **_: share > 0)
+    found = intervention_table(dataclasses.replace(place.setting), means=means, curve=curve)
+    again = [run for group in asked[-1] for run in group]
+    near = found["control_length"] == 20
+    assert {run.of.tokens.n_positions for run in again} == {20}
+    assert 0 < len(again) < found.loc[near, "n_controls"].sum()
+    assert near.sum() == len(asked[-1])
 
 
 def test_what_the_planted_model_has_no_part_in_fails_under_its_intervention(changed):

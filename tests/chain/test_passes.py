@@ -24,11 +24,11 @@ def test_tokens_are_counted_by_pass(planted_folder):
         model="planted", tokens="random", sequences=10, length=16, interventions=False
     )
     found = count_trace_passes(config, Sizes(header=read_header(planted_folder)))
-    # scout: 8 sequences of 16, twice (attention, then the stream)
+    # scout: 8 sequences of 16
     assert {part.name: part.total_tokens for part in found.parts} == {
-        "scout": 256,
+        "scout": 128,
         "measure": 160,
-        "the other BOS condition": 256 + 160,
+        "the other BOS condition": 128 + 160,
         "random-init baseline": 160,
     }
     assert found.twin == read_header(planted_folder).weight_bytes()
