@@ -33,16 +33,18 @@ QUICK = activations/test_record.py::test_layers_and_positions_are_those_that_wer
 	chain/test_trace.py::test_the_planted_chain_is_found \
 	circuits/test_circuit.py::test_a_run_is_written_continued_and_equal
 
-.PHONY: trace test test-quick types style test-rest test-all test-lowest faults readme gallery examples analyses analyses-tiny docs release-check setup clean
+.PHONY: trace test first-tier test-quick types style test-rest test-all test-lowest faults readme gallery examples analyses analyses-tiny docs release-check setup clean
 .DELETE_ON_ERROR:
 
 trace: $(READY)
 	$(BIN)/sink-lens trace $(or $(ARGS),--quick)
 
-test: $(READY)
-	@$(MAKE) --no-print-directory -j 2 types style
-	$(PYTEST) -m "not exhaustive" $(TESTS)
+test: style
+	@$(MAKE) --no-print-directory -j 2 types first-tier
 	@$(BIN)/python tests/checking/chromium.py
+
+first-tier: $(READY)
+	$(PYTEST) -m "not exhaustive" $(TESTS)
 
 test-quick: $(READY)
 	$(BIN)/python -m pytest $(patsubst %,"tests/%",$(QUICK))

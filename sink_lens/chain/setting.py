@@ -275,15 +275,16 @@ class Setting:
         they continue an edited run. Without ``quiet``, an edit that changed nothing causes a warning.
         """
         wanted: dict[tuple[BaselineRun, Edits], Needs] = {}
-        keys = [
-            ((one.of or self.baseline_run).with_sites(one.sites), tuple(one.edits))
-            for one in several
-        ]
-        for key, one in zip(keys, several, strict=True):
-            layers = range(self.lens.n_layers) if one.layers is None else one.layers
+        keys = list[tuple[BaselineRun, Edits]]()
+        for one in several:
+            every = range(self.lens.n_layers) if one.layers is None else one.layers
+            layers = tuple(sorted(set(every)))
+            of = one.of or self.baseline_run
+            keys.append((of.with_sites(one.sites, layers=layers, loss=one.loss), tuple(one.edits)))
+            key = keys[-1]
             needs = dataclasses.replace(
                 key[0].needs,
-                layers=tuple(sorted(set(layers))),
+                layers=layers,
                 sites=tuple(one.sites),
                 state=one.state,
                 loss=one.loss,

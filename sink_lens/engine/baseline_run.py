@@ -48,7 +48,7 @@ class BaselineRun:
         self.passes = Passes(lens=lens, needs=needs, n_sequences=tokens.n_sequences)
         self._keeps_all, self._batches = keeps_all, dict[int, BaselineBatch]()
         self._versions = lens.state.unchanged.versions()
-        self._keeping: dict[tuple[str, ...], BaselineRun] = {}
+        self._keeping: dict[tuple[tuple[str, ...], tuple[int, ...], bool], BaselineRun] = {}
         self._fewer: dict[tuple[int, int | None], BaselineRun] = {}
 
     @cached_property
@@ -116,13 +116,17 @@ class BaselineRun:
             every=every,
         )
 
-    def with_sites(self, sites: Sequence[str]) -> "BaselineRun":
-        """Return a run that also keeps the tensors of ``sites``: this run if it keeps them, else another, made once."""
-        more = tuple(site for site in sites if site not in self.needs.sites)
-        if more and more not in self._keeping:
-            needs = replace(self.needs, sites=(*self.needs.sites, *more))
-            self._keeping[more] = self.with_edits(self.edits, needs=needs)
-        return self._keeping[more] if more else self
+    def with_sites(
+        self, sites: Sequence[str], *, layers: tuple[int, ...], loss: bool
+    ) -> "BaselineRun":
+        """Return this run if it keeps the tensors of ``sites``; else another, made once, of ``layers`` and ``loss``."""
+        if set(sites) <= set(self.needs.sites):
+            return self
+        key = tuple(sites), layers, loss
+        if key not in self._keeping:
+            needs = replace(self.needs, sites=tuple(sites), layers=layers, loss=loss, whole=loss)
+            self._keeping[key] = self.with_edits(self.edits, needs=needs)
+        return self._keeping[key]
 
     def with_fewer_sequences(self, most: int, *, length: int | None = None) -> "BaselineRun":
         """Return the same run on at most ``most`` of its sequences, evenly spaced, cut to ``length``; made once each.

@@ -145,9 +145,12 @@ def test_forwards_side_by_side_give_the_same_numbers(monkeypatch):
 
 def test_more_sites_are_kept_where_they_are_asked_for():
     baseline_run = baseline_run_of(lens_of("llama"))
-    more = baseline_run.with_sites(("z",))
-    assert more is baseline_run.with_sites(("z", "resid_post")) is not baseline_run
-    assert {site for site, _ in more.batch(0).outcome.tensors} == {"z", "resid_post"}
+    assert baseline_run.with_sites(("resid_post",), layers=(1,), loss=True) is baseline_run
+    more = baseline_run.with_sites(("z",), layers=(0, 1), loss=False)
+    assert more is baseline_run.with_sites(("z",), layers=(0, 1), loss=False) is not baseline_run
+    assert set(more.batch(0).outcome.tensors) == {("z", 0), ("z", 1)}
+    assert more.outcome.loss is None
+    assert baseline_run.with_sites(("z",), layers=(0, 1), loss=True).outcome.loss is not None
 
 
 def test_an_edit_that_fails_fails_the_run():
