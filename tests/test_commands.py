@@ -92,7 +92,7 @@ COMMANDS = {
     ),
     "trace --dry-run": Asked(
         "RANDOM --no-interventions --no-random-init",
-        "4 sequences of up to 24 tokens, on the CPU.*scout +│ +192.*in all +│ +576.*disk.*memory +about",
+        "4 sequences of up to 24 tokens, on the CPU.*scout +│ +96.*in all +│ +384.*disk.*memory +about",
     ),
     "isolate": Asked(
         "RANDOM --target-position 5 --layers 0 --controls 0",

@@ -7,6 +7,7 @@ import pytest
 import torch
 from own_attention import batch
 from safetensors.torch import save_file
+from tiers import first
 from torch import nn
 
 from sink_lens import capture, direct_logit_attribution, run_with, sweep, wrap
@@ -124,17 +125,12 @@ def numbers(lens):
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        *(
-            pytest.param(
-                one, marks=() if one in ("self_attn.o_proj", "lm_head") else pytest.mark.exhaustive
-            )
-            for one in PATHS
-        )
-    ],
+    ("kind", "path"),
+    first(
+        [(kind, path) for kind in (Lora, Around) for path in PATHS],
+        stay=lambda one: one == (Lora, "self_attn.o_proj"),
+    ),
 )
-@pytest.mark.parametrize("kind", [Lora, Around])
 @pytest.mark.filterwarnings("ignore:the edit")
 def test_another_linear_module_gives_the_numbers_of_its_matrix(kind, path):
     if (kind, path) == (Around, "lm_head"):  # TransformerLens reads the weight of an unembedding

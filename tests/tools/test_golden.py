@@ -168,6 +168,7 @@ def test_a_difference_is_found_behind_the_map(compared, column, row, value):
     assert "1 differences in tables" in said
 
 
+@pytest.mark.exhaustive
 def test_a_step_is_made_and_equal_to_itself(tmp_path, capsys):
     script, only = ROOT / "tools" / "golden" / "make.py", ("--only", "isolate-planted")
     code, said = forks.run(script, tmp_path / "made", *only, said=tmp_path / "said")
