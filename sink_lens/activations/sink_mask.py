@@ -106,7 +106,7 @@ def mark_sinks(
 ) -> tuple[Bool[Tensor, "batch position"], dict[str, "Answer"]]:
     """Do as ``sink_mask``, with a text a row; return the answers of the gaps by their texts, and log none.
 
-    ``scores`` are those of these tokens, if they were computed before.
+    ``scores`` by rule are given if they were computed for these tokens before.
     """
     said: dict[str, Answer] = {}
     if by == "either" and threshold is not None:

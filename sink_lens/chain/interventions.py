@@ -109,10 +109,9 @@ def intervention_table(
         ]
     )
     for at, run, some, outcomes in zip(near, whole, which, longer, strict=True):
-        for n, one in zip(
-            some, _controls(setting, own[at], outcomes, of=run, rng=rng), strict=True
-        ):
-            drawn[at][n] = one
+        again = _controls(setting, own[at], outcomes, of=run, rng=rng)
+        for n, control in zip(some, again, strict=True):
+            drawn[at][n] = control
         rows[at] |= _control_columns(setting, own[at], drawn[at])
     return pd.DataFrame(rows, columns=column_names("trace", "effects"))
 
@@ -127,7 +126,7 @@ class Studied:
     supers: Mapping[int, Tensor]
     """Layer -> mask of its super neurons."""
     scores: Mapping[Rule, Tensor] | None = None
-    """Of the batch's tokens, by which sinks are marked (``scores_by_rule``); None computes them."""
+    """The scores of the batch's tokens by which sinks are marked (``scores_by_rule``); None computes them."""
     lacks_sink: bool = False
     """The model has no sink to remove, make elsewhere or mediate, so tables but ``makers`` have no rows."""
     too_few_sequences: bool = False
@@ -367,7 +366,7 @@ class _Control:
 
     of: BaselineRun
     share: float
-    """Of the sink, that it removes or makes."""
+    """Share of the sink that the control removes or makes."""
     mass: float
     """Attention to the position, less that without edits."""
     loss: float

@@ -122,7 +122,8 @@ def test_a_model_whose_modules_cannot_be_copied_is_swept_one_cell_at_a_time(
 
 def test_lanes_are_made_once_and_take_no_hook_with_them(tokens_of):
     lens, tokens = wrap(tiny("llama")), tokens_of((6, 6))
-    before = run_with(lens, tokens, progress=False).loss
+    read = lambda copy, given, stop: run_with(copy, tokens, progress=False).loss  # noqa: E731
+    (before,) = Lanes(lens, count=2).map(read, "a")
     kept = lanes_of(lens, count=2)
     point = lens.bridge.hook_dict["blocks.1.hook_resid_pre"]
     point.add_hook(lambda x, hook: x * 0)
@@ -130,7 +131,5 @@ def test_lanes_are_made_once_and_take_no_hook_with_them(tokens_of):
     lens.bridge.reset_hooks()
     assert lanes_of(lens, count=2) is kept is not other
     assert lanes_of(lens, count=1) is not kept
-    for loss in kept.map(
-        lambda copy, given, stop: run_with(copy, tokens, progress=False).loss, "ab"
-    ):
+    for loss in kept.map(read, "ab"):
         assert torch.equal(loss, before)

@@ -71,7 +71,7 @@ def swept(lens, out, *, what=GRID, **options):
 
 @pytest.fixture
 def jobs(monkeypatch):
-    """What is sent to Ray, in a list; without Ray, a worker in this process computes the blocks."""
+    """List what is sent to Ray; without Ray, a worker in this process computes the blocks."""
     sent = []
 
     def run_here(job, blocks, **how):
